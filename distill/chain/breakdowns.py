@@ -43,7 +43,7 @@ from distill.kinds.scoring import (
 )
 from distill.models.decoding import describe_rules
 from distill.records.prediction_analysis import REFERENCES, WRITTEN
-from distill.records.run import Run, create_record, open_run
+from distill.records.run import Run, create_record, create_seed, open_run
 from distill.records.schema import first_metric, first_split
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.writing import BeamWriter, WrittenTexts, open_texts
@@ -333,11 +333,7 @@ def unfinished_seeds(run: Run, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Ru
 
 def add_seed(run: Run, record: JsonObject) -> None:
     """Adds the results of a seed to the record of its run."""
-    entry = {
-        "seed": record["seed"], "metrics": record["student"]["metrics"], "retention": record["retention"],
-        "export": record["export"], "baseline": record["baseline"], "comparison": record["comparison"],
-        "seconds": record["training"]["seconds"], "parts": record.get("parts"),
-    }  # fmt: skip
+    entry = create_seed(record)
     others = [other for other in run.record.get("seeds") or [] if other["seed"] != entry["seed"]]
     run.update(seeds=sorted([*others, entry], key=lambda other: int(other["seed"])))
 

@@ -48,7 +48,7 @@ from distill.records.headline import warn_of_text
 from distill.records.prediction_analysis import write_predictions
 from distill.records.run import Run, create_results, hide_paths
 from distill.records.schema import ExportedFile, first_split, metric_name
-from distill.records.verdict import BASELINE_BUNDLE, decide, find_split, recommend, share_kept
+from distill.records.verdict import BASELINE_BUNDLE, Results, recommend
 from distill.teachers.computation import labelled_loader, measure_importance
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.signal import measure_sureness
@@ -280,7 +280,7 @@ class TaskRun:
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
             print_line(f"Batches  {sentence}")
         print_line(f"Bundle   {bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
-        verdict = decide(self.run.whole())
+        verdict = Results(self.run.whole()).decide()
         is_better = verdict is not None and verdict.bundle == BASELINE_BUNDLE
         preferred = self.run.root / BASELINE_BUNDLE / self.name if is_better else bundle
         print_line(f"Try it   python -m distill.edge {preferred} {report.example_argument(record['task'])}")
@@ -421,11 +421,12 @@ class Delivery:
 
 def measure_retention(record: JsonObject, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
     """The share of the teacher's metric that each file keeps, as `share_kept`, on the split that stands first."""
-    metric = metric_name(record["task"], find_split(record))
+    results = Results(record)
+    metric = metric_name(results.task, results.split)
     teacher = record["teacher"]["metrics"][metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
-    return {name: share_kept(value, teacher, record["task"]) for name, value in values.items()}
+    return {name: results.unit.share_kept(value, teacher) for name, value in values.items()}
 
 
 def task_record(task: Task, data: Data, examples: EncodedSplits) -> dict[str, Any]:

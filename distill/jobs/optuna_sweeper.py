@@ -271,7 +271,7 @@ def read_objective(record: JsonObject, name: str) -> float | None:
     are those of the recommended file.
     """
     from distill.edge.bundle_files import timed_name
-    from distill.records.verdict import recommend, select_timing
+    from distill.records.verdict import Results, recommend
 
     if name == "metric":
         metric = record["task"]["metric"]
@@ -283,7 +283,7 @@ def read_objective(record: JsonObject, name: str) -> float | None:
     file = record["export"][chosen]
     if name == "bytes":
         return float(file["bytes"])
-    timing = select_timing(record, "student", timed_name(chosen, file["file"]))
+    timing = Results(record).timing("student", timed_name(chosen, file["file"]))
     return None if timing is None else float(timing["p50_ms"])
 
 

@@ -10,12 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from distill.core.errors import UserError
 from distill.core.files import JsonObject
 from distill.edge.bundle_files import timed_name
-from distill.records.run import CONFIG, hide_paths, read_plain
+from distill.records.run import CONFIG, create_seed, hide_paths, read_plain
 from distill.records.schema import DEV, TEST, metric_name
 from distill.records.verdict import (
     EQUAL,
@@ -23,22 +22,14 @@ from distill.records.verdict import (
     UNDECIDED,
     UNKNOWN,
     Options,
-    describe_conditions,
+    Results,
+    Unit,
     describe_gate,
     describe_options,
-    fastest_teacher_file,
-    find_teacher_bytes,
     flatten_options,
-    format_margin,
-    format_points,
     format_spread,
-    judge,
     number_format,
-    read_margin,
-    scale_margin,
     select_options,
-    select_timing,
-    share_kept,
     shorten_names,
 )
 from distill.rows.labels import natural_key
@@ -56,6 +47,7 @@ from distill.training.statistics import (
     spread,
 )
 
+Runs = Sequence[tuple[Path, JsonObject]]  # The directories of runs with their records.
 REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
@@ -165,6 +157,11 @@ class Row(Scored):
         return {self.names.get(name, name): value for name, value in self.options.items()}
 
     @property
+    def unit(self) -> Unit:
+        """Returns the unit of differences."""
+        return Unit.of(self.task)
+
+    @property
     def scores(self) -> Values:
         """Returns the metric of each seed on the split of the table."""
         return self.metrics[self.split]
@@ -179,7 +176,7 @@ class Row(Scored):
         """Returns the share of the teacher's metric that the fp32 file keeps, or torch, on the split of the table."""
         file, teacher = self.files.get("fp32"), self.teacher_score
         value = (file.spread(self.split) if file else None) or self.spread(self.split)
-        return None if value is None or teacher is None else share_kept(value["mean"], teacher, self.task)
+        return None if value is None or teacher is None else self.unit.share_kept(value["mean"], teacher)
 
     @property
     def examples(self) -> int | None:
@@ -190,8 +187,12 @@ class Row(Scored):
         """Returns the mean of the metric of each seed, on the split of the table, with its interval."""
         return estimate(list(values.values()), self.examples)
 
+    def compare(self, others: Values) -> Difference | None:
+        """Returns the difference from the metric of each seed of another model, on the split of the table."""
+        return compare_values(self.scores, others, self.examples)
 
-def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
+
+def compare_runs(runs: Runs) -> list[Row]:
     """Returns one row for all runs with the same options but for the seed, the best ones first."""
     groups: dict[str, list[tuple[Path, JsonObject]]] = {}
     options: dict[str, Options] = {}
@@ -209,11 +210,14 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     is_tested = any(tests) and all(row.values.keys() <= row.metrics[TEST].keys() for row in rows.values())
     split = TEST if is_tested else DEV
     rows = {key: _compare_itself(replace(row, split=split), groups[key]) for key, row in rows.items()}
-    references = {_without_objective(options[key]): row for key, row in rows.items() if _is_reference(options[key])}
+    rest = {key: _without_objective(flat) for key, flat in options.items()}
+    references = {rest[key]: row for key, row in rows.items() if options[key].get("objective.name") == REFERENCE}
     compared = []
     for key, row in rows.items():
-        reference = references.get(_without_objective(options[key]))
-        compared.append(row if reference is None or reference is row else _compare(row, reference))
+        reference = references.get(rest[key])
+        if reference is not None and reference is not row:
+            row = replace(row, difference=row.compare(reference.scores))
+        compared.append(row)
     return sorted(compared, key=_order)
 
 
@@ -227,8 +231,7 @@ def _tell_apart(runs: Sequence[tuple[Path, JsonObject, Options]]) -> list[tuple[
     seeds: dict[str, list[int]] = {}
     for key, (directory, record, _) in zip(keys, runs, strict=True):
         if read_config(directory) is None:
-            entries = record.get("seeds") or _only_seed(record)
-            seeds.setdefault(key, []).extend(int(entry["seed"]) for entry in entries)
+            seeds.setdefault(key, []).extend(int(entry["seed"]) for entry in _list_seeds(record))
     unclear = {key for key, of_key in seeds.items() if len(set(of_key)) < len(of_key)}
     return [
         (directory, record, {**flat, "directory": str(directory)} if key in unclear else flat)
@@ -264,88 +267,65 @@ def _reconstruct_config(record: JsonObject) -> JsonObject:
     return {**settings, **names, "teacher": teacher, "objective": record.get("objective")}
 
 
-def _create_row(
-    options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]], names: Mapping[str, str]
-) -> Row:
+def _create_row(options: Options, shown: Options, runs: Runs, names: Mapping[str, str]) -> Row:
     """Returns the row of runs that differ in their seeds; of two runs with the same seed the later one counts."""
-    label = describe_options(shown, names) or f"objective={options.get('objective.name') or 'unknown'}"
-    entries, task = read_seeds(runs), _read_task(runs)
-    error = teacher = None
-    timed: JsonObject = {}
-    for _, record in runs:
-        timed = record if record["benchmark"] else timed
-        teacher = _describe_teacher(record, task) or teacher
-        if record["status"] != "finished":
-            error = str(record["error"] or "unfinished")
+    entries = read_seeds(runs)
+    task: JsonObject = next((record["task"] for _, record in reversed(runs) if record["task"]), {})
+    errors = [str(record["error"] or "unfinished") for _, record in runs if record["status"] != "finished"]
+    taught = [record for _, record in runs if record["teacher"]] if task else []
+    timed = Results(next((record for _, record in reversed(runs) if record["benchmark"]), {"benchmark": []}))
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
+    seconds = [value for entry in entries.values() if (value := entry.get("seconds")) is not None]
     return Row(
-        label=label, names=names, options=shown, task=task, error=error,
-        directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
+        label=describe_options(shown, names) or f"objective={options.get('objective.name') or 'unknown'}",
+        names=names, options=shown, task=task, error=errors[-1] if errors else None,
+        directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed),
+        teacher=_describe_teacher(taught[-1], task) if taught else None,
         metrics={split: read_metric(entries, task, split, entries=entries) for split in (DEV, TEST)},
         baselines={split: read_metric(untaught, task, split, entries=entries, model="baseline")
                    for split in (DEV, TEST)},
-        conditions=describe_conditions(timed), margin=read_margin(runs[-1][1]),
-        seconds=_mean([entry.get("seconds") for entry in entries.values()]),
+        conditions=timed.conditions(), margin=Results(runs[-1][1]).margin,
+        seconds=sum(seconds) / len(seconds) if seconds else None,
     )  # fmt: skip
 
 
-def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | None:
-    teacher = record["teacher"]
-    if not teacher or not task:
-        return None
-    timing, own = select_timing(record, "teacher", "torch"), fastest_teacher_file(record)
+def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult:
+    results, values = Results(record), record["teacher"]["metrics"]
+    timing, own = results.timing("teacher", "torch"), results.fastest_teacher_file()
     metrics = {
         split: None if value is None else read_measured(value, record, "teacher", split)
-        for split in (DEV, TEST) for value in [teacher["metrics"].get(metric_name(task, split))]
+        for split in (DEV, TEST) for value in [values.get(metric_name(task, split))]
     }  # fmt: skip
     return TeacherResult(
-        str(teacher["resolved"]), metrics, timing["p50_ms"] if timing else None, find_teacher_bytes(record),
+        str(record["teacher"]["resolved"]), metrics, timing["p50_ms"] if timing else None, results.teacher_bytes(),
         (number_format(own), own["p50_ms"]) if own else None,
     )  # fmt: skip
 
 
-def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: JsonObject) -> dict[str, FileResult]:
+def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: Results) -> dict[str, FileResult]:
     """Returns the exported files of all seeds by format, with the times of the last run that was timed."""
     found: dict[str, FileResult] = {}
     for format in dict.fromkeys(format for entry in entries.values() for format in entry["export"]):
         files = {seed: entries[seed]["export"][format] for seed in sorted(entries) if format in entries[seed]["export"]}
-        last = list(files.values())[-1]
-        timing = select_timing(timed, "student", timed_name(format, last["file"])) if timed else None
+        last, failed = list(files.values())[-1], [file for file in files.values() if file["gate"] != "passed"]
+        timing = timed.timing("student", timed_name(format, last["file"]))
         found[format] = FileResult(
             file=last["file"], metrics={split: read_metric(files, task, split) for split in (DEV, TEST)},
-            bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
-            passed=all(file["gate"] == "passed" for file in files.values()),
-            verdicts=list(dict.fromkeys(map(describe_gate, filter(_has_reason, files.values())))),
+            bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None, passed=not failed,
+            verdicts=list(dict.fromkeys(describe_gate(file) for file in failed if file.get("reason"))),
         )  # fmt: skip
     return found
 
 
-def _has_reason(file: JsonObject) -> bool:
-    return file["gate"] != "passed" and bool(file.get("reason"))
+def _list_seeds(record: JsonObject) -> list[JsonObject]:
+    """Returns the results of each seed of a run."""
+    is_one = record["status"] == "finished" and record["student"]
+    return record.get("seeds") or ([create_seed(record)] if is_one else [])
 
 
-def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
-    if record["status"] != "finished" or not record["student"]:
-        return []
-    return [
-        {
-            "seed": record["seed"] or 0, "metrics": record["student"]["metrics"], "export": record["export"],
-            "retention": record["retention"], "seconds": (record["training"] or {}).get("seconds"),
-            "baseline": record.get("baseline"), "comparison": record.get("comparison"), "parts": record.get("parts"),
-        }
-    ]  # fmt: skip
-
-
-def read_seeds(runs: Sequence[tuple[Path, JsonObject]]) -> dict[int, JsonObject]:
+def read_seeds(runs: Runs) -> dict[int, JsonObject]:
     """Returns the results of each seed of a row."""
-    return {
-        int(entry["seed"]): entry for _, record in runs for entry in record.get("seeds") or _only_seed(record)
-    }  # fmt: skip
-
-
-def _read_task(runs: Sequence[tuple[Path, JsonObject]]) -> JsonObject:
-    """Returns the `task` of the last run that has one; empty without one."""
-    return next((record["task"] for _, record in reversed(runs) if record["task"]), {})
+    return {int(entry["seed"]): entry for _, record in runs for entry in _list_seeds(record)}
 
 
 def read_metric(
@@ -369,26 +349,12 @@ def read_metric(
     }  # fmt: skip
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _is_reference(options: Options) -> bool:
-    return options.get("objective.name") == REFERENCE
-
-
 def _without_objective(options: Options) -> str:
     rest = {name: value for name, value in options.items() if name.partition(".")[0] != "objective"}
     return json.dumps(rest, sort_keys=True, default=str)
 
 
-def _compare(row: Row, reference: Row) -> Row:
-    """Returns the row with its difference from the reference over the seeds that both have."""
-    return replace(row, difference=compare_values(row.scores, reference.scores, row.examples))
-
-
-def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
+def _compare_itself(row: Row, runs: Runs) -> Row:
     """Returns the row with its differences from its own baseline and teacher.
 
     Those of one seed are of run.json, because its run compared the two on the same examples.
@@ -396,8 +362,7 @@ def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     if not row.values:
         return row
     teachers = {} if row.teacher_score is None else dict.fromkeys(row.scores, row.teacher_score)
-    gain = compare_values(row.scores, row.baselines[row.split], row.examples)
-    from_teacher = compare_values(row.scores, teachers, row.examples)
+    gain, from_teacher = row.compare(row.baselines[row.split]), row.compare(teachers)
     recorded: JsonObject = {}
     if len(row.scores) == 1:
         entry = read_seeds(runs)[next(iter(row.scores))]
@@ -416,8 +381,7 @@ def _order(row: Row) -> tuple[bool, Sequence[object], float]:
     found = row.spread()
     if found is None:
         return True, natural_key(row.label), 0.0
-    mean = found["mean"] if row.task.get("selects") == "min" else -found["mean"]
-    return False, natural_key(str(row.task["name"])), mean
+    return False, natural_key(str(row.task["name"])), -row.unit.gain(found["mean"])
 
 
 MOST_NAMES = 5  # Rows that a sentence names.
@@ -426,10 +390,7 @@ MOST_NAMES = 5  # Rows that a sentence names.
 def compare_with_first(rows: Sequence[Row]) -> list[Difference | None]:
     """Returns the difference of each row from the first one; None for that one and for a row without a result."""
     first = rows[0] if rows else None
-    return [
-        None if first is None or row is first else compare_values(row.scores, first.scores, first.examples)
-        for row in rows
-    ]
+    return [None if first is None or row is first else row.compare(first.scores) for row in rows]
 
 
 def describe_ranking(rows: Sequence[Row]) -> str | None:
@@ -449,14 +410,14 @@ def describe_ranking(rows: Sequence[Row]) -> str | None:
     if ahead:
         return f"No best row: {name} is the first by dev, and ahead of it on test, beyond noise, {_name(ahead)}."
     if close or equal:
-        relations = {"not told apart from": close, f"within {format_margin(first.margin, first.task)} of": equal}
+        relations = {"not told apart from": close, f"within {first.unit.format_margin(first.margin)} of": equal}
         words = [f"{_count(of, len(others))} {relation} the first" for relation, of in relations.items() if of]
         rest = [f"{words[0]}, {name}: {_name(close or equal)}", *(f"{of}: {_name(equal)}" for of in words[1:])]
         return f"No best row: {'; '.join(rest)}.{_explain(first)}"
     nearest, difference = max(pairs, key=lambda pair: _gain(pair[1], first))
     assert difference is not None
-    ends = " to ".join(format_points(end, first.task) for end in difference["interval"] or ())
-    behind = f"the nearest one, {nearest.label}, has {format_points(difference['difference'], first.task)} ({ends})"
+    ends = first.unit.format_ends(difference["interval"] or ())
+    behind = f"the nearest one, {nearest.label}, has {first.unit.format(difference['difference'])} ({ends})"
     return f"The first row is ahead of the others beyond noise: {name}; {behind}."
 
 
@@ -465,7 +426,7 @@ def judge_row(difference: Difference | None, first: Row) -> str:
     if difference is None or difference["interval"] is None:
         return UNKNOWN
     other = spread(list(first.scores.values()))["mean"]
-    return judge(dict(difference), first.task, scale_margin(first.margin, other, first.task))
+    return first.unit.judge(dict(difference), first.unit.scale_margin(first.margin, other))
 
 
 def _count(labels: Sequence[str], number: int) -> str:
@@ -481,8 +442,7 @@ def _is_ahead(difference: Difference, first: Row) -> bool:
 
 def _gain(difference: Difference | None, first: Row) -> float:
     """Returns by how much a row is better than the first one."""
-    value = difference["difference"] if difference else 0.0
-    return -value if first.task.get("selects") == "min" else value
+    return first.unit.gain(difference["difference"] if difference else 0.0)
 
 
 def _describe_value(row: Row) -> str:

@@ -14,23 +14,6 @@ from distill.core.files import JsonObject
 from distill.edge.bundle_files import timed_name
 from distill.records import verdict as verdicts
 from distill.records.schema import DEV
-from distill.records.verdict import (
-    Against,
-    Doubt,
-    Verdict,
-    decide,
-    describe_conditions,
-    describe_gate,
-    fastest_teacher_file,
-    find_teacher_bytes,
-    format_margin,
-    format_number,
-    format_points,
-    format_spread,
-    number_format,
-    select_timing,
-    task_sections,
-)
 
 if TYPE_CHECKING:
     from distill.records.comparison import FileResult, Row
@@ -127,22 +110,14 @@ def list_text_results(task: Mapping[str, Any], export: Mapping[str, Any]) -> lis
     Args:
         task, export: of run.json.
     """
-    return [
-        TextResult(
-            file["file"], split, file["metrics"][f"{prefix}{task['metric']}"], value,
-            (task.get("split_differently") or {}).get(split),
-        )
-        for file in export.values()
-        for split, prefix, value in _text_metrics(task, file["metrics"])
-    ]  # fmt: skip
-
-
-def _text_metrics(task: Mapping[str, Any], metrics: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
-    """Yields each split with the prefix of its metrics, and its metric on plain text."""
-    for name, value in metrics.items():
-        prefix, slash, metric = name.rpartition("/")
-        if metric == f"text_{task.get('metric')}":
-            yield prefix or "dev", f"{prefix}{slash}", value
+    found, shares = [], task.get("split_differently") or {}
+    for file in export.values():
+        for name, value in file["metrics"].items():
+            split, slash, metric = name.rpartition("/")
+            if metric == f"text_{task.get('metric')}":
+                on_words = file["metrics"][f"{split}{slash}{task['metric']}"]
+                found.append(TextResult(file["file"], split or DEV, on_words, value, shares.get(split or DEV)))
+    return found
 
 
 def warn_of_text(task: Mapping[str, Any], export: Mapping[str, Any]) -> None:
@@ -185,94 +160,211 @@ CONSTANT = "The student is no better than a constant prediction"
 
 def render_headline(record: JsonObject) -> str | None:
     """Returns the verdict on a run as Markdown, files in a paragraph of their own; None without a scored student."""
-    sentences = _describe_student(record)
-    if not sentences:
+    headline = _Headline.of(record)
+    if headline is None:
         return None
-    text = " ".join([f"**{sentences[0]}**", *sentences[1:]])
-    files = " ".join(_describe_files(record))
+    title, *sentences = headline.describe_student()
+    text = " ".join([f"**{title}**", *sentences])
+    files = " ".join(headline.describe_files())
     return f"{text}\n\n{files}" if files else text
 
 
 def describe_verdict(record: JsonObject) -> list[str]:
     """Returns the verdict on a run as sentences, a title first; none without a scored student."""
-    return [*_describe_student(record), *_describe_files(record)]
+    headline = _Headline.of(record)
+    return [] if headline is None else [*headline.describe_student(), *headline.describe_files()]
 
 
-def _describe_student(record: JsonObject) -> list[str]:
-    """Returns the sentences about the student and the other models, a title first; none without a scored student."""
-    verdict = decide(record)
-    if verdict is None:
-        return []
-    if record.get("tasks"):
-        return _describe_tasks(record, verdict)
-    return [
-        f"{_title(verdict)}.", *_describe_weakness(record, verdict), *_describe_constant(record, verdict),
-        _describe_result(record, verdict), *_describe_doubts(verdict, record["task"]),
-        *_describe_equality(record, verdict), *_describe_uncertainty(verdict), *_advise(record, verdict),
-    ]  # fmt: skip
+def describe_baseline(record: JsonObject) -> str:
+    """Returns the baseline in words, with the weights that it started from."""
+    starts = {"pretrained": " from the pre-trained encoder", "teacher": " from the teacher's own layers"}
+    start = starts.get((record.get("baseline") or {}).get("start") or "", "")
+    return f"the same student trained without a teacher{start}"
 
 
-def _title(verdict: Verdict) -> str:
-    """Returns the verdict in a few words, without its full stop."""
-    is_worse = verdict.baseline is not None and verdict.baseline.outcome == verdicts.WORSE
-    if verdict.case == verdicts.WEAK and is_worse:
-        return "Prefer the baseline: the teacher is weak"
-    if _is_constant(verdict):
-        return CONSTANT
-    if verdict.case == verdicts.NO_BASELINE:
-        return OPINIONS[verdict.teacher.outcome if verdict.teacher else verdicts.UNKNOWN]
-    return TITLES[verdict.case]
+@dataclass(frozen=True)
+class _Headline:
+    """The sentences of a verdict and of the numbers that it is about."""
+
+    results: verdicts.Results
+    verdict: verdicts.Verdict
+
+    @classmethod
+    def of(cls, record: JsonObject) -> "_Headline | None":
+        """Returns that of a run, or of one of its several tasks; None without a scored student."""
+        results = verdicts.Results(record)
+        verdict = results.decide()
+        return None if verdict is None else cls(results, verdict)
+
+    @property
+    def _others(self) -> list[verdicts.Against]:
+        return [other for other in (self.verdict.baseline, self.verdict.teacher) if other is not None]
+
+    @property
+    def _teacher(self) -> str:
+        return "the teacher" if self.verdict.case == verdicts.UNTAUGHT else "its teacher"
+
+    @property
+    def _is_constant(self) -> bool:
+        """Whether the title is that of a student that is no better than a constant prediction."""
+        cases = (verdicts.WEAK, verdicts.WORSE, verdicts.BETTER)
+        return self.verdict.constant is not None and self.verdict.case not in cases
+
+    def title(self) -> str:
+        """Returns the verdict in a few words, without its full stop."""
+        verdict = self.verdict
+        is_worse = verdict.baseline is not None and verdict.baseline.outcome == verdicts.WORSE
+        if verdict.case == verdicts.WEAK and is_worse:
+            return "Prefer the baseline: the teacher is weak"
+        if self._is_constant:
+            return CONSTANT
+        if verdict.case == verdicts.NO_BASELINE:
+            return OPINIONS[verdict.teacher.outcome if verdict.teacher else verdicts.UNKNOWN]
+        return TITLES[verdict.case]
+
+    def describe_student(self) -> Iterator[str]:
+        """Yields the sentences about the student and the other models, a title first.
+
+        Of several tasks it is the verdict on each of them in a few words, and the mean over them.
+        """
+        if self.results.record.get("tasks"):
+            sections = {name: _Headline.of(of) for name, of in verdicts.task_sections(self.results.record).items()}
+            titles = {name: of.title() for name, of in sections.items() if of}
+            yield "; ".join(f"{name}: {title[0].lower()}{title[1:]}" for name, title in titles.items()) + "."
+            yield self._describe_result()
+            yield from self._describe_uncertainty()
+            return
+        yield f"{self.title()}."
+        yield from self._describe_weakness()
+        yield from self._describe_constant()
+        yield self._describe_result()
+        yield from self._describe_doubts()
+        if any(of.outcome == verdicts.EQUAL and (of.interval or of.elsewhere) for of in self._others):
+            margin = self.results.unit.format_margin(self.results.margin)
+            yield f"Two models are called equal within {margin} (report.margin)."
+        yield from self._describe_uncertainty()
+        yield from self._advise()
+
+    def _describe_weakness(self) -> Iterator[str]:
+        """Yields what the teacher has beside a constant prediction, and what to set."""
+        weakness, unit = self.verdict.weakness, self.results.unit
+        if weakness is None or self.verdict.case != verdicts.WEAK:
+            return
+        values = f"{weakness.metric:.3f} against {weakness.constant:.3f} of a constant prediction ({weakness.answer})"
+        noise = "which is no better"
+        if unit.gain(weakness.difference) > 0:
+            amount = _describe_interval(weakness.difference, weakness.interval, unit)
+            noise = f"which is not known to be better ({amount})"
+        yield f"On {weakness.split} it has {self.results.task['metric']} {values}, {noise}."
+        if (self.results.record["teacher"].get("origin") or "fine-tuned") in ("fine-tuned", "kept"):
+            yield "Set a higher teacher.finetune.max_epochs, label more rows, or take a larger teacher."
+        else:
+            yield "Check that its labels mean the task's, or take another teacher."
+
+    def _describe_constant(self) -> Iterator[str]:
+        """Yields what a student that is no better than a constant prediction has beside it."""
+        if self.verdict.constant is not None:
+            constant = self.results.measure("constant") or self.results.measure("constant", DEV)
+            value = f"{constant['mean']:.3f} " if constant else ""
+            opening = "That has" if self._is_constant else f"{CONSTANT}, which has"
+            yield f"{opening} {self.results.task['metric']} {value}({self.verdict.constant})."
+
+    def _describe_doubts(self) -> Iterator[str]:
+        """Yields what undecided intervals leave open, and what would decide."""
+        others = {"the same student without a teacher": self.verdict.baseline, self._teacher: self.verdict.teacher}
+        for name, other in others.items():
+            if other is not None and other.doubt is not None:
+                sides = _describe_doubt(other.doubt, self.results.unit)
+                yield f"Against {name} it may be {sides}: {_describe_evidence(other.doubt)}."
+
+    def _describe_result(self) -> str:
+        """Returns the metric of the student, beside that of its baseline and its teacher."""
+        results, verdict, task = self.results, self.verdict, self.results.task
+        unit = "sequences" if task.get("packing") else "examples"
+        counted = f"{verdicts.format_number((task.get('examples') or {}).get(verdict.split), ',')} {unit}"
+        chose = ", which chose the checkpoint too" if verdict.split == DEV else "; dev chose the checkpoint"
+        lesser = " (less is better)" if results.unit.less_is_better else ""
+        further = [f"mean of {verdict.seeds} seeds"] if verdict.seeds > 1 else []
+        exported = results.measure(verdict.file) if verdict.file else None
+        if verdict.file and exported:
+            further.append(f"{_value(exported)} in {results.record['export'][verdict.file]['file']}")
+        shown = _value(verdict.student) + (f" ({'; '.join(further)})" if further else "")
+        against = []
+        if verdict.baseline:
+            against.append(_describe_against(verdict.baseline, describe_baseline(results.record), results.unit))
+        if verdict.teacher:
+            against.append(_describe_against(verdict.teacher, self._teacher, results.unit, share=verdict.share))
+        compared = f", {' and '.join(against)}" if against else ""
+        return f"On {verdict.split} ({counted}{chose}) the student has {task['metric']}{lesser} {shown}{compared}."
+
+    def _describe_uncertainty(self) -> Iterator[str]:
+        """Yields what the intervals leave out."""
+        has_interval = any(of.interval or of.elsewhere for of in self._others)
+        if self.verdict.seeds == 1:
+            yield f"One seed{': training noise is not in the intervals' if has_interval else ', without an interval'}."
+        elif has_interval:
+            both = any(of.over == verdicts.BOTH for of in self._others)
+            rest = "and the examples" if both else "alone, and leave out the examples"
+            yield f"The intervals are over {self.verdict.seeds} seeds {rest}."
+
+    def _advise(self) -> Iterator[str]:
+        """Yields which bundle to take, and what would show or raise the gain from the teacher."""
+        verdict, task, choice = self.verdict, self.results.task, self.results.record.get("baseline_choice") or {}
+        if verdict.baseline and verdict.baseline.outcome == verdicts.WORSE:
+            if verdict.bundle == verdicts.BASELINE_BUNDLE:
+                yield f"The baseline is exported in {verdicts.BASELINE_BUNDLE}."
+            else:
+                yield "The baseline is not exported: objective=supervised trains and exports such a student."
+        writes = task.get("answer") in ("text", "label_words")
+        takes_texts = not (task.get("unlabelled") or task.get("packing") or writes)
+        if verdict.case in (verdicts.EQUAL, verdicts.UNDECIDED, verdicts.WORSE) and takes_texts:
+            yield "More text for the teacher to label may help: set task.unlabelled."
+        is_over = choice.get("trained") is False or (not choice and self.results.record.get("status") != "running")
+        if verdict.case == verdicts.NO_BASELINE and is_over:
+            reason = f" ({choice['reason']})" if choice.get("reason") else ""
+            advice = "" if choice.get("possible") is False else ": set baseline=true"
+            yield f"No baseline was trained{reason}, so the gain from the teacher is not known{advice}."
+
+    def describe_files(self) -> Iterator[str]:
+        """Yields what the recommended file saves, and why files did not pass their gates; nothing without files."""
+        export = self.results.record.get("export") or {}
+        if export and self.verdict.file:
+            yield from self._describe_savings(self.verdict.file, export[self.verdict.file])
+        elif export:
+            yield "No exported file passed its gate, so these numbers are those in torch."
+        for file in export.values():
+            if file["gate"] != "passed" and file.get("reason"):
+                yield f"{file['file']} {verdicts.describe_gate(file)}."
+
+    def _describe_savings(self, format: str, file: JsonObject) -> Iterator[str]:
+        """Yields size and speed of the recommended file beside the teacher in torch and its own fastest file."""
+        results, words = self.results, []
+        whole, own = results.teacher_bytes(), results.fastest_teacher_file()
+        if whole:
+            is_smaller = own is not None and own["bytes"] < whole
+            smaller = f" ({own['bytes'] / 1e6:.1f} MB in {verdicts.number_format(own)})" if own and is_smaller else ""
+            words.append(f"has {file['bytes'] / 1e6:.1f} MB of the teacher's {whole / 1e6:.1f} MB{smaller}")
+        timing = results.timing("student", timed_name(format, file["file"]))
+        references = {"the teacher in torch": results.timing("teacher", "torch")}
+        references |= {f"the teacher's own {verdicts.number_format(own)} file": own} if own else {}
+        speeds = [
+            f"{reference['p50_ms'] / timing['p50_ms']:.1f}x as fast as {name}"
+            for name, reference in references.items()
+            if timing and reference
+        ]
+        if speeds:
+            words.append(f"is {' and '.join(speeds)} ({results.conditions()})")
+        if words:
+            yield f"{file['file']} {', and '.join(words)}."
 
 
-def _describe_weakness(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns what the teacher has beside a constant prediction, and what to set."""
-    weakness, task = verdict.weakness, record["task"]
-    if weakness is None or verdict.case != verdicts.WEAK:
-        return []
-    values = f"{weakness.metric:.3f} against {weakness.constant:.3f} of a constant prediction ({weakness.answer})"
-    noise = "which is no better"
-    if weakness.difference and (weakness.difference > 0) != (task.get("selects") == "min"):
-        noise = f"which is not known to be better ({_describe_interval(weakness.difference, weakness.interval, task)})"
-    train = "set a higher teacher.finetune.max_epochs, label more rows, or take a larger teacher"
-    check = "check that its labels mean the task's, or take another teacher"
-    advice = train if (record["teacher"].get("origin") or "fine-tuned") in ("fine-tuned", "kept") else check
-    return [f"On {weakness.split} it has {task['metric']} {values}, {noise}.", f"{advice[0].upper()}{advice[1:]}."]
-
-
-def _is_constant(verdict: Verdict) -> bool:
-    """Returns whether the title is that of a student that is no better than a constant prediction."""
-    return verdict.constant is not None and verdict.case not in (verdicts.WEAK, verdicts.WORSE, verdicts.BETTER)
-
-
-def _describe_constant(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns what a student that is no better than a constant prediction has beside it."""
-    if verdict.constant is None:
-        return []
-    constant = verdicts.measure(record, "constant", verdict.split) or verdicts.measure(record, "constant", DEV)
-    value = f"{constant['mean']:.3f} " if constant else ""
-    opening = "That has" if _is_constant(verdict) else f"{CONSTANT}, which has"
-    return [f"{opening} {record['task']['metric']} {value}({verdict.constant})."]
-
-
-def _describe_doubts(verdict: Verdict, task: JsonObject) -> list[str]:
-    """Returns what undecided intervals leave open, and what would decide."""
-    teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
-    others = {"the same student without a teacher": verdict.baseline, teacher: verdict.teacher}
-    return [
-        f"Against {name} it may be {_describe_doubt(of.doubt, task)}: {_describe_evidence(of.doubt)}."
-        for name, of in others.items()
-        if of is not None and of.doubt is not None
-    ]
-
-
-def _describe_doubt(doubt: Doubt, task: JsonObject) -> str:
+def _describe_doubt(doubt: verdicts.Doubt, unit: verdicts.Unit) -> str:
     """Returns `up to 10.9 points worse and up to 2.0 points better`, without a side that rounds to nothing."""
-    unit = "" if task.get("selects") == "min" else " points"
-    sides = {"worse": format_points(doubt.worse, task)[1:], "better": format_points(doubt.better, task)[1:]}
-    return " and ".join(f"up to {amount}{unit} {side}" for side, amount in sides.items() if amount.strip("0."))
+    sides = {"worse": unit.format(doubt.worse)[1:], "better": unit.format(doubt.better)[1:]}
+    return " and ".join(f"up to {amount}{unit.word} {side}" for side, amount in sides.items() if amount.strip("0."))
 
 
-def _describe_evidence(doubt: Doubt) -> str:
+def _describe_evidence(doubt: verdicts.Doubt) -> str:
     """Returns the examples or seeds that tell no more, and the examples that would."""
     rows = f"{doubt.number:,} examples of {doubt.split}"
     if doubt.needed is not None:
@@ -283,150 +375,29 @@ def _describe_evidence(doubt: Doubt) -> str:
     return f"{doubt.number} seeds on {split} show no more; set a higher seeds, or give {split} more examples"
 
 
-def _describe_equality(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns the margin within which the student is called equal to another model; nothing where it is not."""
-    others = [of for of in (verdict.baseline, verdict.teacher) if of is not None]
-    if not any(of.outcome == verdicts.EQUAL and (of.interval or of.elsewhere) for of in others):
-        return []
-    margin = format_margin(verdicts.read_margin(record), record["task"])
-    return [f"Two models are called equal within {margin} (report.margin)."]
-
-
-def _describe_result(record: JsonObject, verdict: Verdict) -> str:
-    """Returns the metric of the student, beside that of its baseline and its teacher."""
-    task, file = record["task"], verdict.file
-    unit = "sequences" if task.get("packing") else "examples"
-    counted = f"{format_number((task.get('examples') or {}).get(verdict.split), ',')} {unit}"
-    chose = "which chose the checkpoint too" if verdict.split == DEV else "dev chose the checkpoint"
-    separator = ", " if verdict.split == DEV else "; "
-    lesser = " (less is better)" if task.get("selects") == "min" else ""
-    further = [f"mean of {verdict.seeds} seeds"] if verdict.seeds > 1 else []
-    exported = verdicts.measure(record, file, verdict.split) if file else None
-    if file and exported:
-        further.append(f"{_value(exported)} in {record['export'][file]['file']}")
-    shown = _value(verdict.student) + (f" ({'; '.join(further)})" if further else "")
-    teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
-    against = [
-        *([_describe_against(verdict.baseline, describe_baseline(record), task)] if verdict.baseline else []),
-        *([_describe_against(verdict.teacher, teacher, task, share=verdict.share)] if verdict.teacher else []),
-    ]  # fmt: skip
-    compared = "".join(f", {words}" for words in [" and ".join(against)] if words)
-    return (
-        f"On {verdict.split} ({counted}{separator}{chose}) the student has {task['metric']}{lesser} {shown}{compared}."
-    )
-
-
-def describe_baseline(record: JsonObject) -> str:
-    """Returns the baseline in words, with the weights that it started from."""
-    starts = {"pretrained": " from the pre-trained encoder", "teacher": " from the teacher's own layers"}
-    start = starts.get((record.get("baseline") or {}).get("start") or "", "")
-    return f"the same student trained without a teacher{start}"
-
-
-def _describe_against(against: Against, other: str, task: JsonObject, *, share: float | None = None) -> str:
+def _describe_against(against: verdicts.Against, other: str, unit: verdicts.Unit, *, share: float | None = None) -> str:
     """Returns `2.9 points above its teacher (0.814; 95% interval +1.2 to +4.6)`."""
     details = [f"{against.metric:.3f}"]
     if share is not None:
         details.append(f"the student keeps {share:.1%} of it")
     if against.interval:
-        details.append(_describe_interval(None, against.interval, task))
+        details.append(_describe_interval(None, against.interval, unit))
     elif against.elsewhere:
         known = against.elsewhere
-        interval = _describe_interval(known["difference"], known.get("interval"), task)
+        interval = _describe_interval(known["difference"], known.get("interval"), unit)
         details.append(f"on {known.get('split') or DEV} {interval}")
-    amount = format_points(abs(against.difference), task)[1:]
-    unit = "" if task.get("selects") == "min" else " points"
+    amount = unit.format(abs(against.difference))[1:]
     side = "above" if against.difference > 0 else "below"
-    place = f"{amount}{unit} {side}" if float(amount) else "level with"
+    place = f"{amount}{unit.word} {side}" if float(amount) else "level with"
     return f"{place} {other} ({'; '.join(details)})"
 
 
-def _describe_interval(difference: float | None, interval: Sequence[float] | None, task: JsonObject) -> str:
+def _describe_interval(difference: float | None, interval: Sequence[float] | None, unit: verdicts.Unit) -> str:
     """Returns `+1.0 points, 95% interval -0.5 to +2.5`, without the points if they are said before."""
-    unit = "" if task.get("selects") == "min" else " points"
-    words = [] if difference is None else [f"{format_points(difference, task)}{unit}"]
+    words = [] if difference is None else [f"{unit.format(difference)}{unit.word}"]
     if interval:
-        words.append(f"95% interval {format_points(interval[0], task)} to {format_points(interval[1], task)}")
+        words.append(f"95% interval {unit.format_ends(interval)}")
     return ", ".join(words)
-
-
-def _describe_savings(record: JsonObject, format: str) -> list[str]:
-    """Returns size and speed of the recommended file beside the teacher in torch and its own fastest file."""
-    file, words = record["export"][format], []
-    whole, own = find_teacher_bytes(record), fastest_teacher_file(record)
-    if whole:
-        is_smaller = own is not None and own["bytes"] < whole
-        smaller = f" ({own['bytes'] / 1e6:.1f} MB in {number_format(own)})" if own and is_smaller else ""
-        words.append(f"has {file['bytes'] / 1e6:.1f} MB of the teacher's {whole / 1e6:.1f} MB{smaller}")
-    timing = select_timing(record, "student", timed_name(format, file["file"]))
-    in_torch = select_timing(record, "teacher", "torch")
-    names = {"the teacher in torch": in_torch, **({f"the teacher's own {number_format(own)} file": own} if own else {})}
-    speeds = [
-        f"{reference['p50_ms'] / timing['p50_ms']:.1f}x as fast as {name}"
-        for name, reference in names.items()
-        if timing and reference
-    ]
-    if speeds:
-        words.append(f"is {' and '.join(speeds)} ({describe_conditions(record)})")
-    return [f"{file['file']} {', and '.join(words)}."] if words else []
-
-
-def _describe_files(record: JsonObject) -> list[str]:
-    """Returns what the recommended file saves, and why files did not pass their gates; none without a student."""
-    export = record.get("export") or {}
-    if not export or decide(record) is None:
-        return []
-    chosen = verdicts.recommend(export)
-    none = ["No exported file passed its gate, so these numbers are those in torch."]
-    reasons = [
-        f"{file['file']} {describe_gate(file)}."
-        for file in export.values()
-        if file["gate"] != "passed" and file.get("reason")
-    ]
-    return [*(_describe_savings(record, chosen) if chosen else none), *reasons]
-
-
-def _describe_uncertainty(verdict: Verdict) -> list[str]:
-    """Returns what the intervals leave out."""
-    has_interval = any(of and (of.interval or of.elsewhere) for of in (verdict.baseline, verdict.teacher))
-    if verdict.seeds > 1:
-        return [f"The intervals are over {_describe_over(verdict)}."] if has_interval else []
-    return ["One seed: training noise is not in the intervals." if has_interval else "One seed, without an interval."]
-
-
-def _describe_over(verdict: Verdict) -> str:
-    """Returns the seeds that intervals are over, and whether they are over the examples too."""
-    both = any(of is not None and of.over == verdicts.BOTH for of in (verdict.baseline, verdict.teacher))
-    return f"{verdict.seeds} seeds" + (" and the examples" if both else " alone, and leave out the examples")
-
-
-def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns which bundle to take, and what would show or raise the gain from the teacher."""
-    choice, task = record.get("baseline_choice") or {}, record["task"]
-    words = []
-    if verdict.baseline and verdict.baseline.outcome == verdicts.WORSE:
-        is_exported = verdict.bundle == verdicts.BASELINE_BUNDLE
-        words.append(
-            f"The baseline is exported in {verdicts.BASELINE_BUNDLE}." if is_exported
-            else "The baseline is not exported: objective=supervised trains and exports such a student."
-        )  # fmt: skip
-    writes = task.get("answer") in ("text", "label_words")
-    takes_texts = not (task.get("unlabelled") or task.get("packing") or writes)
-    if verdict.case in (verdicts.EQUAL, verdicts.UNDECIDED, verdicts.WORSE) and takes_texts:
-        words.append("More text for the teacher to label may help: set task.unlabelled.")
-    is_over = choice.get("trained") is False or (not choice and record.get("status") != "running")
-    if verdict.case == verdicts.NO_BASELINE and is_over:
-        reason = f" ({choice['reason']})" if choice.get("reason") else ""
-        advice = "" if choice.get("possible") is False else ": set baseline=true"
-        words.append(f"No baseline was trained{reason}, so the gain from the teacher is not known{advice}.")
-    return words
-
-
-def _describe_tasks(record: JsonObject, verdict: Verdict) -> list[str]:
-    """Returns the verdict on each of several tasks in a few words, and the mean over them."""
-    sections = {name: decide(section) for name, section in task_sections(record).items()}
-    titles = [f"{name}: {_title(of)[0].lower()}{_title(of)[1:]}" for name, of in sections.items() if of]
-    return [f"{'; '.join(titles)}.", _describe_result(record, verdict), *_describe_uncertainty(verdict)]
 
 
 def _value(value: "Spread") -> str:
@@ -459,9 +430,9 @@ def describe_result(row: "Row", *, subject: str | None = None) -> str | None:
     if known is not None and known["interval"] is not None:
         low, high = (end - known["difference"] + difference for end in known["interval"])
         interval = low, high
-    against = Against(before, difference, interval, None, verdicts.UNKNOWN)
-    compared = _describe_against(against, "its teacher", row.task)
-    kept = f"{subject or row.label} has {row.task['metric']} {format_spread(spread)}, {compared}, on {counted}"
+    against = verdicts.Against(before, difference, interval, None, verdicts.UNKNOWN)
+    compared = _describe_against(against, "its teacher", verdicts.Unit.of(row.task))
+    kept = f"{subject or row.label} has {row.task['metric']} {verdicts.format_spread(spread)}, {compared}, on {counted}"
     saved = _describe_row_savings(row, chosen) if chosen else []
     if row.files and not chosen:
         saved = ["no exported file passed its gate, so these numbers are those in torch"]

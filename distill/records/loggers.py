@@ -36,7 +36,7 @@ from distill.core.storage import leases
 from distill.edge.bundle_files import timed_name
 from distill.records.report import render_table, summary_cells
 from distill.records.run import LOCK, Run
-from distill.records.verdict import select_timing, task_sections
+from distill.records.verdict import Results, task_sections
 from distill.training.strategies import handle_signals
 
 LEAVE_OUT = ", or leave it out"
@@ -67,7 +67,7 @@ class TrackerEntry:
 
 
 @plain_dataclass(frozen=True)
-class Results:
+class FinalResults:
     """The results of a finished student.
 
     Args:
@@ -93,7 +93,7 @@ class LoggerSettings:
         """Returns Lightning's logger of a training, and the id of the entry where a resumed run can continue it."""
         raise NotImplementedError
 
-    def log_results(self, logger: Any, results: Results) -> None:
+    def log_results(self, logger: Any, results: FinalResults) -> None:
         """Logs the results of a finished student."""
 
     def close(self, logger: Any, *, failed: bool) -> None:
@@ -130,7 +130,7 @@ class TensorBoard(LoggerSettings):
         logger.hparams.update({**entry.config, "sweep": entry.group})
         return logger, None
 
-    def log_results(self, logger: Any, results: Results) -> None:
+    def log_results(self, logger: Any, results: FinalResults) -> None:
         """Logs the table as a text, and the metrics beside the configuration, as HPARAMS shows them."""
         logger.experiment.add_text("results", render_table(results.table))
         logger.log_hyperparams(dict(logger.hparams), dict(results.metrics))
@@ -193,7 +193,7 @@ class MLflow(LoggerSettings):
         """Returns the URI of a server or a database. The variable may have a password, so that no file names it."""
         return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
 
-    def log_results(self, logger: Any, results: Results) -> None:
+    def log_results(self, logger: Any, results: FinalResults) -> None:
         """Logs the metrics, the table as `results.json`, and the bundle."""
         logger.log_metrics(dict(results.metrics))
         columns = zip(*results.table[1:], strict=True)
@@ -270,7 +270,7 @@ class Wandb(LoggerSettings):
             raise UserError(f"got WANDB_MODE={mode}, expected one of {', '.join(get_args(WandbMode))}")
         return cast(WandbMode, mode)
 
-    def log_results(self, logger: Any, results: Results) -> None:
+    def log_results(self, logger: Any, results: FinalResults) -> None:
         """Logs the metrics into the summary, the table, and the bundle, which stays where it is."""
         import wandb
 
@@ -302,7 +302,7 @@ class OpenLoggers:
     def log_results(self, record: JsonObject, bundle: Path | None) -> None:
         """Logs the results of a student whose bundle, if it has one, is complete."""
         title = f"{record['student']['name'] if record['student'] else 'model'}-{record['task']['name']}"
-        results = Results(final_metrics(record), summary_cells(record), bundle, title)
+        results = FinalResults(final_metrics(record), summary_cells(record), bundle, title)
         for settings, logger in self.loggers:
             settings.log_results(logger, results)
 
@@ -371,7 +371,7 @@ def final_metrics(record: JsonObject) -> dict[str, float]:
             metrics = (section[model] or {}).get("metrics") or {}
             found |= {f"{prefix}{model}/{name}": value for name, value in metrics.items()}
         for name, file in section["export"].items():
-            timing = select_timing(section, "student", timed_name(name, file["file"])) or {}
+            timing = Results(section).timing("student", timed_name(name, file["file"])) or {}
             found |= {f"{prefix}{name}/{metric}": value for metric, value in file["metrics"].items()}
             found |= {f"{prefix}{name}/bytes": file["bytes"], f"{prefix}{name}/p50_ms": timing.get("p50_ms")}
         found |= {f"{prefix}{name}/retention": value for name, value in (section["retention"] or {}).items()}

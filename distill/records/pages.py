@@ -249,7 +249,7 @@ def draw_files(rows: list[Row]) -> Figure | None:
     return plots.draw_cost(
         points, metric=f"{metric} on {split}", cost="p50 latency in ms" if usual else "size in MB",
         caption=f"{metric} on {split} against {against}{left_out}{bars}", references=find_references(shown),
-        lower_is_better=any(row.task.get("selects") == "min" for row in rows if row.task),
+        lower_is_better=any(row.unit.less_is_better for row in rows),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ first split, as in the verdict.
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,22 +32,15 @@ from distill.records.verdict import (
     BOTH,
     MISSING,
     Record,
-    fastest_teacher_file,
-    find_split,
-    find_teacher_bytes,
+    Results,
+    Unit,
     first_timing,
     format_megabytes,
     format_millions,
     format_number,
-    format_points,
     format_spread,
     is_missing,
-    measure,
-    measure_metric,
     number_format,
-    select_timing,
-    share_kept,
-    share_of_teacher,
     task_sections,
 )
 from distill.training.statistics import Spread
@@ -79,94 +72,89 @@ def summary_cells(record: Record) -> list[tuple[str, ...]]:
     """
     if record.get("tasks"):
         return _task_table(record)
-    return _file_table(record) if record["export"] else metric_table(record)
+    return _file_table(Results(record)) if record["export"] else metric_table(record)
 
 
-def _file_table(record: Record) -> list[tuple[str, ...]]:
+def _list_rows(columns: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Returns the rows of a table, the header first, from its columns by their header."""
+    return [tuple(columns), *zip(*columns.values(), strict=True)]
+
+
+def _file_table(results: Results) -> list[tuple[str, ...]]:
     """Returns models and files with their metric, size and time, and relative to teacher and baseline."""
-    task, split, lines = record["task"], find_split(record), _file_lines(record)
-    in_torch, own = select_timing(record, "teacher", "torch"), fastest_teacher_file(record)
-    baseline = measure(record, "baseline", split)
-    columns: list[tuple[str, Sequence[str]]] = [
-        ("", [line.name for line in lines]),
-        ("parameters", [format_millions(line.parameters) for line in lines]),
-        (f"{task['metric']} on {split}", [format_spread(line.value) for line in lines]),
-        _compare_with_teacher(record, lines),
-    ]
-    if baseline is not None:
-        unit = "" if task.get("selects") == "min" else "points "
-        columns.append((
-            f"{unit}against baseline",
-            [_points(line.value if line.kind == "student" else None, baseline, task) for line in lines],
-        ))  # fmt: skip
-    columns += [
-        ("size", [format_megabytes(line.bytes) for line in lines]),
-        ("p50", [format_number(line.timing["p50_ms"] if line.timing else None, ".2f", " ms") for line in lines]),
-    ]
-    for name, reference in {"torch": in_torch, **({number_format(own): own} if own else {})}.items():
+    unit, lines = results.unit, _file_lines(results)
+    columns = {
+        "": [line.name for line in lines],
+        "parameters": [format_millions(line.parameters) for line in lines],
+        f"{results.task['metric']} on {results.split}": [format_spread(line.value) for line in lines],
+        **_compare_with_teacher(results, lines),
+    }
+    if (baseline := results.measure("baseline")) is not None:
+        students = [line.value if line.kind == "student" else None for line in lines]
+        columns[f"{unit.word} against baseline".strip()] = [_subtract(value, baseline, unit) for value in students]
+    times = [line.timing["p50_ms"] if line.timing else None for line in lines]
+    columns["size"] = [format_megabytes(line.bytes) for line in lines]
+    columns["p50"] = [format_number(time, ".2f", " ms") for time in times]
+    own = results.fastest_teacher_file()
+    for name, reference in {"torch": results.timing("teacher", "torch"), own and number_format(own): own}.items():
         if reference:
-            factors = [reference["p50_ms"] / line.timing["p50_ms"] if line.timing else None for line in lines]
-            columns.append((f"speed-up ({name})", [format_number(factor, ".1f", "x") for factor in factors]))
-    return [tuple(name for name, _ in columns), *zip(*(cells for _, cells in columns), strict=True)]
+            factors = [None if time is None else reference["p50_ms"] / time for time in times]
+            columns[f"speed-up ({name})"] = [format_number(factor, ".1f", "x") for factor in factors]
+    return _list_rows(columns)
 
 
-def _compare_with_teacher(record: Record, lines: Sequence[_Line]) -> tuple[str, list[str]]:
+def _compare_with_teacher(results: Results, lines: Sequence[_Line]) -> dict[str, list[str]]:
     """Returns the column of shares of the teacher's metric, or of points where one of them would mean nothing."""
-    task, whole = record["task"], "teacher" if record["student"] else "model"
-    reference = measure(record, "teacher", find_split(record))
+    whole, reference = "teacher" if results.record["student"] else "model", results.measure("teacher")
     values = [line.value["mean"] for line in lines if line.value and line.kind in ("student", "baseline")]
-    if values and reference and None not in [share_of_teacher(record, value) for value in values]:
+    if values and reference and None not in map(results.share_of_teacher, values):
         shares = [line.value["mean"] / reference["mean"] if line.value else None for line in lines]
-        return f"of the {whole}", [format_number(share, ".1%") for share in shares]
-    unit = "" if task.get("selects") == "min" else "points "
-    return f"{unit}against {whole}", [
-        MISSING if line.kind == "teacher" else _points(line.value, reference, task) for line in lines
-    ]
+        return {f"of the {whole}": [format_number(share, ".1%") for share in shares]}
+    others = [None if line.kind == "teacher" else line.value for line in lines]
+    header = f"{results.unit.word} against {whole}".strip()
+    return {header: [_subtract(value, reference, results.unit) for value in others]}
 
 
-def _file_lines(record: Record) -> list[_Line]:
+def _file_lines(results: Results) -> list[_Line]:
     """Returns the rows of the table of files: the teacher and its files, the constant, the baseline, the student's."""
-    split, student, teacher = find_split(record), record["student"], record["teacher"]
+    record, student = results.record, results.record["student"]
     whole, exported = ("teacher", "student") if student else ("model", "model")
     exported = "baseline" if (student or {}).get("untaught") else exported
-    in_torch, parameters = select_timing(record, "teacher", "torch"), teacher.get("parameters")
-    size = in_torch["bytes"] if in_torch else find_teacher_bytes(record)
-    lines = [_Line(f"{whole} (torch)", "teacher", parameters, measure(record, "teacher", split), size, in_torch)]
+    in_torch, parameters = results.timing("teacher", "torch"), record["teacher"].get("parameters")
+    size = in_torch["bytes"] if in_torch else results.teacher_bytes()
+    lines = [_Line(f"{whole} (torch)", "teacher", parameters, results.measure("teacher"), size, in_torch)]
     for format in ("onnx-fp32", "onnx-int8"):
-        if timing := select_timing(record, "teacher", format):
+        if timing := results.timing("teacher", format):
             name = f"{whole} {number_format(timing)}"
             lines.append(_Line(name, "teacher", parameters, None, timing["bytes"], timing))
-    if constant := measure(record, "constant", split):
-        lines.append(_Line(_constant_name(record), "constant", value=constant))
-    owner = student or teacher
+    if constant := results.measure("constant"):
+        lines.append(_Line(_constant_name(results), "constant", value=constant))
+    parameters = (student or record["teacher"]).get("parameters")
+
+    def add_file(kind: str, name: str, format: str, file: Record, value: Spread | None) -> None:
+        mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
+        timing = results.timing(kind, timed_name(format, file["file"]))
+        lines.append(_Line(f"{name} {format}{mark}", kind, parameters, value, file["bytes"], timing))
+
     if record["baseline"]:
-        value = measure(record, "baseline", split)
-        lines.append(_Line("baseline, no teacher", "baseline", owner.get("parameters"), value))
+        lines.append(_Line("baseline, no teacher", "baseline", parameters, results.measure("baseline")))
         for format, file in (record["baseline"].get("export") or {}).items():
             # Of several seeds the first one is exported, and its metric is not their mean.
-            own = file["metrics"].get(metric_name(record["task"], split)) if not record.get("seeds") else None
-            value = None if own is None else {"mean": own, "std": None}
-            lines.append(_file_line(record, "baseline", "baseline", format, file, value))
+            own = None if record.get("seeds") else file["metrics"].get(metric_name(results.task, results.split))
+            add_file("baseline", "baseline", format, file, None if own is None else {"mean": own, "std": None})
     for format, file in record["export"].items():
-        lines.append(_file_line(record, "student", exported, format, file, measure(record, format, split)))
+        add_file("student", exported, format, file, results.measure(format))
     return lines
 
 
-def _file_line(record: Record, kind: str, name: str, format: str, file: Record, value: Spread | None) -> _Line:
-    mark = "" if file["gate"] == "passed" else f" (gate {file['gate']})"
-    timing = select_timing(record, kind, timed_name(format, file["file"]))
-    parameters = (record["student"] or record["teacher"]).get("parameters")
-    return _Line(f"{name} {format}{mark}", kind, parameters, value, file["bytes"], timing)
-
-
-def _constant_name(record: Record) -> str:
+def _constant_name(results: Results) -> str:
     """Returns the best constant prediction in words, shortened."""
-    answer = str(record["teacher"]["constant"].get("answer") or "always the same")
+    answer = results.constant_answer
     return answer if len(answer) <= LONGEST_NAME else f"{answer[: LONGEST_NAME - 1]}…"
 
 
-def _points(value: Spread | None, reference: Spread | None, task: Record) -> str:
-    return format_points(value["mean"] - reference["mean"], task) if value and reference else MISSING
+def _subtract(value: Spread | None, reference: Spread | None, unit: Unit) -> str:
+    return unit.format(value["mean"] - reference["mean"]) if value and reference else MISSING
 
 
 def seed_table(record: Record) -> list[tuple[str, ...]]:
@@ -174,22 +162,16 @@ def seed_table(record: Record) -> list[tuple[str, ...]]:
 
     It is empty for one seed.
     """
-    seeds, metric = record.get("seeds") or [], metric_name(record["task"], find_split(record))
+    seeds = record.get("seeds") or []
     if not seeds:
         return []
-    names = list(seeds[0]["export"])
-    with_baseline = any(entry.get("baseline") for entry in seeds)
-    rows = [
-        (
-            str(entry["seed"]),
-            *(format_number(model.get(metric), ".4f") for model in (
-                entry["metrics"], *((entry["export"].get(name) or {}).get("metrics", {}) for name in names),
-                *([(entry.get("baseline") or {}).get("metrics", {})] if with_baseline else []),
-            )),
-        )
-        for entry in seeds
-    ]  # fmt: skip
-    return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
+    metric, baselines = metric_name(record["task"], Results(record).split), [entry.get("baseline") for entry in seeds]
+    models = {"student (torch)": seeds}
+    models |= {name: [entry["export"].get(name) for entry in seeds] for name in seeds[0]["export"]}
+    models |= {"baseline": baselines} if any(baselines) else {}
+    values = {name: [(entry or {}).get("metrics", {}).get(metric) for entry in of] for name, of in models.items()}
+    columns = {name: [format_number(value, ".4f") for value in of] for name, of in values.items()}
+    return _list_rows({"seed": [str(entry["seed"]) for entry in seeds], **columns})
 
 
 def transfer_table(record: Record) -> list[tuple[str, ...]]:
@@ -199,24 +181,27 @@ def transfer_table(record: Record) -> list[tuple[str, ...]]:
     verdict, for comparison. It is empty for a run without such sets, which are the splits besides train, dev and test,
     and for several tasks, each of which has its own.
     """
-    task, sizes = record["task"], record["task"]["examples"]
+    results, sizes = Results(record), record["task"]["examples"]
     further = [name for name in sizes if name not in ("train", DEV, TEST)]
     if not further or record.get("tasks"):
         return []
     whole, exported = ("teacher", "student") if record["student"] else ("model", "model")
     models = {"student (torch)": "student"} if record["student"] else {}
     models |= {f"{exported} {format}": format for format in record["export"]}
-    rows = []
-    for name in [find_split(record), *further]:
-        teacher = measure(record, "teacher", name)
-        cells = [_with_share(measure(record, model, name), teacher, task) for model in models.values()]
-        rows.append((name, f"{sizes[name]:,}", format_spread(teacher), *cells))
-    return [("set", "examples", whole, *models), *rows]
+    sets = [results.split, *further]
+    teachers = [results.measure("teacher", name) for name in sets]
+    columns = {
+        "set": sets, "examples": [f"{sizes[name]:,}" for name in sets], whole: list(map(format_spread, teachers)),
+    }  # fmt: skip
+    for header, model in models.items():
+        values = [results.measure(model, name) for name in sets]
+        columns[header] = [_with_share(*pair, results.unit) for pair in zip(values, teachers, strict=True)]
+    return _list_rows(columns)
 
 
-def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> str:
+def _with_share(value: Spread | None, teacher: Spread | None, unit: Unit) -> str:
     """Returns a metric, and behind it the share of the teacher's: `0.6120 (97.8%)`."""
-    share = share_kept(value["mean"], teacher["mean"], task) if value and teacher else None
+    share = unit.share_kept(value["mean"], teacher["mean"]) if value and teacher else None
     return format_spread(value) + ("" if share is None else f" ({share:.1%})")
 
 
@@ -228,62 +213,48 @@ def breakdown_table(models: Record, record: Record, kind: str, number: str) -> l
         kind: of the groups, such as `type`, for the header.
         number: the name of a number of examples or items that each group has.
     """
-    metric, groups = record["task"]["metric"], next(iter(models.values()))
-    rows = [
-        (
-            group,
-            f"{values[number]:,.0f}",
-            *(format_number(breakdown[group].get(metric), ".4f") for breakdown in models.values()),
-        )
-        for group, values in groups.items()
-        if values.get("number") != 0
-    ]
-    return [(kind, number, *models), *rows]
+    metric = record["task"]["metric"]
+    groups = {name: of[number] for name, of in next(iter(models.values())).items() if of.get("number") != 0}
+    columns = {kind: list(groups), number: [f"{value:,.0f}" for value in groups.values()]}
+    columns |= {model: [format_number(of[name].get(metric), ".4f") for name in groups] for model, of in models.items()}
+    return _list_rows(columns)
 
 
 def _task_table(record: Record) -> list[tuple[str, ...]]:
     """Returns the metrics of each of several tasks and of their mean, and what the student gains, the header first."""
-    sections = task_sections(record)
-    parts = {**sections, record["task"]["metric"]: record}
-    formats = list(dict.fromkeys(format for section in sections.values() for format in section["export"]))
-    models: dict[str, list[Spread | None]] = {
-        model: [measure(part, model, find_split(part)) for part in parts.values()]
-        for model in ("teacher", "student", "baseline")
+    sections = {name: Results(section) for name, section in task_sections(record).items()}
+    parts = {**sections, record["task"]["metric"]: Results(record)}
+    models = {model: [part.measure(model) for part in parts.values()] for model in ("teacher", "student", "baseline")}
+    gains = zip(models["student"], models["baseline"], parts.values(), strict=True)
+    columns = {
+        "task": list(parts),
+        "metric": [f"{of.task['metric']} on {of.split}" for of in sections.values()] + [f"on {Results(record).split}"],
+        **{model: [format_spread(value) for value in values] for model, values in models.items()},
+        "points against baseline": [_subtract(value, other, part.unit) for value, other, part in gains],
     }
-    files = {
-        format: [*(measure(of, format, find_split(of)) for of in sections.values()), _mean_of_tasks(record, format)]
-        for format in formats
-    }
-    baselines = zip(parts.values(), models["student"], models["baseline"], strict=True)
-    columns: list[tuple[str, Sequence[str]]] = [
-        ("task", list(parts)),
-        ("metric", [f"{'' if part is record else part['task']['metric']} on {find_split(part)}".strip()
-                    for part in parts.values()]),
-        *((model, [format_spread(value) for value in values]) for model, values in models.items()),
-        ("points against baseline", [_points(value, other, part["task"]) for part, value, other in baselines]),
-        *(_compare_files(format, values, list(parts.values())) for format, values in files.items()),
-        ("gate", [", ".join(f"{format} {file['gate']}" for format, file in part["export"].items())
-                  for part in parts.values()]),
-    ]  # fmt: skip
-    used = [column for column in columns if set(column[1]) - {"", MISSING}]
-    return [tuple(name for name, _ in used), *zip(*(cells for _, cells in used), strict=True)]
+    for format in dict.fromkeys(format for section in sections.values() for format in section.record["export"]):
+        values = [section.measure(format) for section in sections.values()]
+        values.append(_mean_of_tasks([section.measure(format, Results(record).split) for section in sections.values()]))
+        columns |= _compare_files(format, values, list(parts.values()))
+    columns["gate"] = [
+        ", ".join(f"{format} {file['gate']}" for format, file in part.record["export"].items())
+        for part in parts.values()
+    ]
+    return _list_rows({name: cells for name, cells in columns.items() if set(cells) - {"", MISSING}})
 
 
-def _compare_files(format: str, values: Sequence[Spread | None], parts: Sequence[Record]) -> tuple[str, list[str]]:
+def _compare_files(format: str, values: Sequence[Spread | None], parts: Sequence[Results]) -> dict[str, list[str]]:
     """Returns the column of a file of every task: shares of the teacher's metric, or points where one means nothing."""
     pairs = list(zip(parts, values, strict=True))
-    shares = [share_of_teacher(part, value["mean"]) if value else None for part, value in pairs]
+    shares = [part.share_of_teacher(value["mean"]) if value else None for part, value in pairs]
     if None not in shares:
-        return f"of the teacher ({format})", [format_number(share, ".1%") for share in shares]
-    return f"points against teacher ({format})", [
-        _points(value, measure(part, "teacher", find_split(part)), part["task"]) for part, value in pairs
-    ]
+        return {f"of the teacher ({format})": [format_number(share, ".1%") for share in shares]}
+    points = [_subtract(value, part.measure("teacher"), part.unit) for part, value in pairs]
+    return {f"points against teacher ({format})": points}
 
 
-def _mean_of_tasks(record: Record, format: str) -> Spread | None:
+def _mean_of_tasks(values: Sequence[Spread | None]) -> Spread | None:
     """Returns the mean over the tasks of a file's metric; None if one of them has none."""
-    split = find_split(record)
-    values = [measure(section, format, split) for section in task_sections(record).values()]
     means = [value["mean"] for value in values if value is not None]
     return {"mean": sum(means) / len(means), "std": None} if means and len(means) == len(values) else None
 
@@ -293,38 +264,32 @@ def metric_table(record: Record) -> list[tuple[str, ...]]:
 
     Without an export the number of parameters is the second column.
     """
-    teacher, student, export = record["teacher"], record["student"], record["export"]
+    results, teacher, student, export = Results(record), record["teacher"], record["student"], record["export"]
     suffix = " (torch)" if export else ""
     name, exported = ("teacher", "student") if student else ("model", "model")
     constant = teacher.get("constant") or {}
     # Each with its name, what has its parameters, its metrics, and its name in `measure_metric`.
-    models: list[tuple[str, Record, Record, str]] = [
-        *([(f"{name}, before training", teacher, teacher["before"], "")] if teacher.get("before") else []),
-        (f"{name}{suffix}", teacher, teacher["metrics"], "teacher"),
-        *([(_constant_name(record), {}, constant["metrics"], "constant")] if constant.get("metrics") else []),
-    ]
+    models: list[tuple[str, Record, Record, str]] = [(f"{name}{suffix}", teacher, teacher["metrics"], "teacher")]
+    if teacher.get("before"):
+        models.insert(0, (f"{name}, before training", teacher, teacher["before"], ""))
+    if constant.get("metrics"):
+        models.append((_constant_name(results), {}, constant["metrics"], "constant"))
     if record["baseline"]:
         models.append(("baseline, no teacher", student, record["baseline"]["metrics"], "baseline"))
     if student:
         models.append((f"student{suffix}", student, student["metrics"], "student"))
     models += [(f"{exported} {format}", student, file["metrics"], format) for format, file in export.items()]
-    first = "" if find_split(record) == DEV else f"{find_split(record)}/"
-    metrics = list(dict.fromkeys(metric for _, _, values, _ in models for metric in values))
-    metrics.sort(key=lambda metric: not (first and metric.startswith(first)))
-    parameters = () if export else ("parameters",)
-    rows = [
-        (
-            label,
-            *(format_millions(of.get(column)) for column in parameters),
-            *(
-                format_number(values.get(metric), ".4f") if not model
-                else format_spread(measure_metric(record, model, metric))
-                for metric in metrics
-            ),
-        )
-        for label, of, values, model in models
-    ]  # fmt: skip
-    return [("", *parameters, *metrics), *rows]
+    columns = {"": [label for label, *_ in models]}
+    if not export:
+        columns["parameters"] = [format_millions(of.get("parameters")) for _, of, *_ in models]
+    first = "" if results.split == DEV else f"{results.split}/"
+    metrics = dict.fromkeys(metric for _, _, values, _ in models for metric in values)
+    for metric in sorted(metrics, key=lambda metric: not (first and metric.startswith(first))):
+        columns[metric] = [
+            format_spread(results.measure_metric(model, metric)) if model else format_number(values.get(metric), ".4f")
+            for _, _, values, model in models
+        ]
+    return _list_rows(columns)
 
 
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
@@ -471,18 +436,17 @@ def describe_difference(difference: Record, task: Record) -> str:
 
     A metric of which less is better is no share, and has no points.
     """
-    lower_is_better = task.get("selects") == "min"
-    unit = f"in {task['metric']} (less is better)" if lower_is_better else f"points of {task['metric']}"
+    unit, metric = Unit.of(task), task["metric"]
+    name = f"in {metric} (less is better)" if unit.less_is_better else f"points of {metric}"
     split = difference.get("split") or DEV
     counted = f"seed{'s' if difference['number'] > 1 else ''} on {split}"
     if difference["over"] == "examples":
         counted = f"{split} examples"
     elif difference["over"] == BOTH:
         counted = f"{counted} and its examples"
-    words = [f"{format_points(difference['difference'], task)} {unit}"]
+    words = [f"{unit.format(difference['difference'])} {name}"]
     if difference["interval"] is not None:
-        low, high = (format_points(end, task) for end in difference["interval"])
-        words.append(f"95% interval {low} to {high}")
+        words.append(f"95% interval {unit.format_ends(difference['interval'])}")
     words.append(f"{difference['number']:,} {counted}")
     if difference["p"] is not None:
         words.append("p < 0.001" if difference["p"] < 0.001 else f"p = {difference['p']:.2g}")
@@ -539,7 +503,7 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
         for (split, _, metric), value in ((name.rpartition("/"), value) for name, value in metrics.items())
         if value is not None
     ]  # fmt: skip
-    results.sort(key=lambda result: result.dataset_split != find_split(record))
+    results.sort(key=lambda result: result.dataset_split != Results(record).split)
     return ModelCardData(
         library_name="transformers" if is_torch or not export else "onnx", pipeline_tag=pipeline_tag,
         license=join_licenses([find_model_license(name) for name in teachers]),
@@ -576,14 +540,15 @@ def _title(record: Record) -> str:
 
 
 def _render(template: str, record: Record, **values: object) -> str:
+    results = Results(record)
     timings = {
         "timing": first_timing(record["benchmark"]),
-        "teacher_timing": select_timing(record, "teacher", "torch"),
-        "own": number_format(own) if (own := fastest_teacher_file(record)) else None,
+        "teacher_timing": results.timing("teacher", "torch"),
+        "own": number_format(own) if (own := results.fastest_teacher_file()) else None,
     }
     return render_template(
         template, **_sections(record), **values, summary=summary_cells(record),
-        timings=timings, verdict=render_headline(record), split=find_split(record),
+        timings=timings, verdict=render_headline(record), split=results.split,
         comparisons=[*seed_sentences(record), *comparison_sentences(record)],
         texts=list_text_results(record["task"], record["export"] or {}),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from distill.records.headline import TerminalTable
 from distill.records.plots import Figure, standalone
 from distill.records.run import relative_path
 from distill.records.schema import DEV, TEST
-from distill.records.verdict import EQUAL, MISSING, UNDECIDED, UNKNOWN, describe_names, format_points, format_spread
+from distill.records.verdict import EQUAL, MISSING, UNDECIDED, UNKNOWN, describe_names, format_number, format_spread
 from distill.training.statistics import BOTH, Difference, Values, is_noise, name_seeds_of_rows, spread
 
 LONGEST = 40  # Characters of a cell in one line.
@@ -260,9 +260,8 @@ def _cells(row: Row, from_first: Difference | None) -> tuple[str, ...]:
         _points(from_first, row) + mark, _points(row.from_teacher, row),
         format_spread(spread(list(untaught.values())) if untaught else None), _points(row.gain, row),
         _points(row.difference, row), format_spread(small.spread(row.split) if small else None),
-        MISSING if size is None else f"{size / 1e6:.1f}", MISSING if p50 is None else f"{p50:.2f}",
-        f"{before / p50:.1f}x" if before and p50 else MISSING, MISSING if row.seconds is None else f"{row.seconds:.0f}",
-        row.error or "",
+        MISSING if size is None else f"{size / 1e6:.1f}", format_number(p50, ".2f"),
+        f"{before / p50:.1f}x" if before and p50 else MISSING, format_number(row.seconds, ".0f"), row.error or "",
     )  # fmt: skip
 
 
@@ -270,11 +269,8 @@ def _points(difference: Difference | None, row: Row) -> str:
     """Returns a difference with its interval: `+3.0 (-1.3 to +7.3)`."""
     if difference is None:
         return MISSING
-    shown = format_points(difference["difference"], row.task)
-    if difference["interval"] is None:
-        return shown
-    low, high = (format_points(end, row.task) for end in difference["interval"])
-    return f"{shown} ({low} to {high})"
+    ends = difference["interval"]
+    return row.unit.format(difference["difference"]) + (f" ({row.unit.format_ends(ends)})" if ends else "")
 
 
 INTERVAL = "95% interval"
@@ -359,8 +355,8 @@ def _describe_differences(rows: Sequence[Row]) -> list[str]:
     tests = list(dict.fromkeys(filter(None, [*map(_name_test, own), *map(_name_test, compare_with_first(rows))])))
     if not any(of is not None for of in own):
         return []
-    is_share = rows[0].task.get("selects") != "min"
-    unit = "in points (hundredths of the metric)" if is_share else "in the unit of the metric"
+    is_error = rows[0].unit.less_is_better
+    unit = "in the unit of the metric" if is_error else "in points (hundredths of the metric)"
     intervals = f", with 95% intervals: {'; '.join(tests)}" if tests else ""
     return [f"Differences are {unit}{intervals}."]
 

@@ -338,6 +338,15 @@ def create_results() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def create_seed(record: JsonObject) -> dict[str, Any]:
+    """Returns the results of a run with one seed as an entry of the `seeds` of run.json."""
+    return {
+        "seed": record["seed"] or 0, "metrics": record["student"]["metrics"], "retention": record["retention"],
+        "export": record["export"], "baseline": record["baseline"], "comparison": record["comparison"],
+        "seconds": (record["training"] or {}).get("seconds"), "parts": record.get("parts"),
+    }  # fmt: skip
+
+
 def environment() -> dict[str, Any]:
     """Returns the `environment` of run.json: versions of the software, CPU and accelerator."""
     import torch

@@ -110,18 +110,11 @@ def select_options(options: Sequence[Options], typed: Collection[str]) -> list[O
 Record = JsonObject
 Number = float | Undefined | None  # Undefined is jinja's, for a value that the record lacks.
 MISSING = "-"
-
-
-def format_points(value: float, task: Record) -> str:
-    """Returns a difference with its sign, a share in points: `+0.8`."""
-    if task.get("selects") == "min":
-        return f"{round(value, 3) + 0.0:+.3f}"
-    return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
-
-
-def format_margin(margin: float, task: Record) -> str:
-    """Returns a margin in its unit: `1 point`, `2 points`, and percent of a metric of which less is better."""
-    return f"{margin:g}%" if task.get("selects") == "min" else f"{margin:g} point{'s' * (margin != 1)}"
+# Cases. An interval that holds 0 and more than the margin is undecided. In the last three there is no interval, no
+# baseline, and no teacher that the student learned from.
+WEAK, BETTER, EQUAL, WORSE, UNDECIDED = "weak teacher", "better", "equal", "worse", "undecided"
+UNKNOWN, NO_BASELINE, UNTAUGHT = "unknown", "no baseline", "untaught"
+ROUNDING = 1e-9
 
 
 def format_spread(spread: "Spread | None") -> str:
@@ -151,18 +144,70 @@ def format_millions(number: Number) -> str:
     return MISSING if is_missing(number) else f"{number / 1e6:.1f} M"
 
 
-def share_kept(value: float, teacher: float, task: Record) -> float | None:
-    """Returns the share of the teacher's metric that a student keeps; None if it means nothing.
+@dataclass(frozen=True)
+class Unit:
+    """The unit of differences of a metric: points, or where less of it is better that of the metric itself."""
 
-    Of a metric of which less is better it is the teacher's as a share of the student's.
-    """
-    part, whole = (teacher, value) if task.get("selects") == "min" else (value, teacher)
-    return part / whole if whole > 0 and teacher > 0 else None
+    less_is_better: bool
+
+    @classmethod
+    def of(cls, task: Record) -> "Unit":
+        """Returns that of a task's metric."""
+        return cls(task.get("selects") == "min")
+
+    @property
+    def word(self) -> str:
+        """Returns ` points`, which follow a difference; nothing for a metric of which less is better."""
+        return "" if self.less_is_better else " points"
+
+    def format(self, difference: float) -> str:
+        """Returns a difference with its sign, a share in points: `+0.8`."""
+        if self.less_is_better:
+            return f"{round(difference, 3) + 0.0:+.3f}"
+        return f"{round(100 * difference, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
+
+    def format_ends(self, interval: Sequence[float]) -> str:
+        """Returns the ends of an interval: `+0.2 to +1.4`."""
+        return " to ".join(map(self.format, interval))
+
+    def format_margin(self, margin: float) -> str:
+        """Returns a margin: `1 point`, `2 points`, and percent of a metric of which less is better."""
+        return f"{margin:g}%" if self.less_is_better else f"{margin:g} point{'s' * (margin != 1)}"
+
+    def scale_margin(self, margin: float, other: float) -> float:
+        """Returns a margin as a difference; where less is better, it is percent of the other model's metric."""
+        return margin / 100 * (abs(other) if self.less_is_better else 1.0)
+
+    def gain(self, difference: float) -> float:
+        """Returns a difference of which more is better."""
+        return -difference if self.less_is_better else difference
+
+    def share_kept(self, value: float, teacher: float) -> float | None:
+        """Returns the share of the teacher's metric that a student keeps; None if it means nothing.
+
+        Of a metric of which less is better it is the teacher's as a share of the student's.
+        """
+        part, whole = (teacher, value) if self.less_is_better else (value, teacher)
+        return part / whole if whole > 0 and teacher > 0 else None
+
+    def judge(self, difference: Record, margin: float = 0.0) -> str:
+        """Returns whether the first model of a difference is better than the second one, equal to it, or worse.
+
+        Args:
+            margin: in the unit of the metric; an interval that holds 0 and ends within it tells that both are equal.
+        """
+        ends = _interval(difference)
+        if ends is None:
+            return EQUAL if difference["difference"] == 0 else UNKNOWN
+        low, high = sorted(map(self.gain, ends))
+        if low > 0 or high < 0:
+            return BETTER if low > 0 else WORSE
+        return EQUAL if max(-low, high) <= margin + ROUNDING else UNDECIDED
 
 
-def select_timing(record: Record, model: str, format: str) -> Record | None:
-    """Returns the measurement of a model at its smallest batch and length, None without one."""
-    return first_timing([row for row in record["benchmark"] if row["model"] == model and row["format"] == format])
+def _interval(difference: Record | None) -> tuple[float, float] | None:
+    low, high = (difference or {}).get("interval") or (None, None)
+    return None if low is None or high is None else (float(low), float(high))
 
 
 def first_timing(rows: Sequence[Record]) -> Record | None:
@@ -173,28 +218,6 @@ def first_timing(rows: Sequence[Record]) -> Record | None:
 def number_format(timing: Record) -> str:
     """Returns the number format of a timed ONNX file: `int8` of `onnx-int8`."""
     return str(timing["format"]).removeprefix("onnx-")
-
-
-def find_teacher_bytes(record: Record) -> int | None:
-    """Returns the size of the teacher's ONNX file, else of its weights in float32; None if neither is known."""
-    file, parameters = select_timing(record, "teacher", "onnx-fp32"), record["teacher"].get("parameters")
-    return file["bytes"] if file else 4 * parameters if parameters else None
-
-
-def describe_conditions(record: Record) -> str | None:
-    """Returns batch size, length, threads and processor of the times of a run, and whether it was busy with other work.
-
-    None without times.
-    """
-    timing = min(record.get("benchmark") or (), key=lambda row: (row["batch"], row["length"]), default=None)
-    if timing is None:
-        return None
-    processor = (record.get("environment") or {}).get("cpu") or "an unknown processor"
-    shape = timing["batch"], timing["length"]
-    busy = any(row.get("disturbed") for row in record["benchmark"] if (row["batch"], row["length"]) == shape)
-    threads = f"{format_number(timing['threads'], 'd')} thread{'s' if timing['threads'] != 1 else ''}"
-    where = f"{threads} of {processor}{', busy with other work' if busy else ''}"
-    return f"batch {timing['batch']}, length {timing['length']}, {where}"
 
 
 def describe_gate(file: Record) -> str:
@@ -209,28 +232,9 @@ def task_sections(record: Record) -> dict[str, Record]:
     }
 
 
-def fastest_teacher_file(record: Record) -> Record | None:
-    """Returns the measurement of the teacher's fastest ONNX file at the smallest batch and length, None without one."""
-    reference = first_timing([row for row in record["benchmark"] if row["model"] == "student"])
-    if reference is None:
-        return None
-    rows = [
-        row
-        for row in record["benchmark"]
-        if row["model"] == "teacher" and row["format"].startswith("onnx-")
-        and all(row[name] == reference[name] for name in ("batch", "length", "threads"))
-    ]  # fmt: skip
-    return min(rows, key=lambda row: float(row["p50_ms"]), default=None)
-
-
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
-# Cases. An interval that holds 0 and more than the margin is undecided. In the last three there is no interval, no
-# baseline, and no teacher that the student learned from.
-WEAK, BETTER, EQUAL, WORSE, UNDECIDED = "weak teacher", "better", "equal", "worse", "undecided"
-UNKNOWN, NO_BASELINE, UNTAUGHT = "unknown", "no baseline", "untaught"
 SUPERVISED = "supervised"  # The objective without a teacher.
 BOTH = "seeds and examples"  # `over` of a difference in run.json.
-ROUNDING = 1e-9
 MARGIN = 1.0  # Points within which two models are equal, where a run names no others.
 
 
@@ -275,6 +279,25 @@ class Doubt:
     number: int
     split: str
     needed: int | None
+
+    @classmethod
+    def of(cls, difference: Record, unit: Unit, margin: float) -> "Doubt":
+        """Returns what an undecided difference leaves open.
+
+        Both sides of an interval fall with the root of the number of examples. It tells once the side towards 0 is at
+        most the difference itself, or both sides are at most what the margin leaves beside the difference.
+        """
+        low, high = sorted(map(unit.gain, difference["interval"]))
+        value, number = unit.gain(difference["difference"]), int(difference["number"])
+        below, above = max(0.0, value - low), max(0.0, high - value)
+        ways = {abs(value): below if value > 0 else above, margin - abs(value): max(below, above)}
+        shrink = max((enough / side for enough, side in ways.items() if side > 0), default=0.0)
+        needed = None
+        if difference["over"] == "examples" and shrink > 0:
+            needed = max(number + 1, math.ceil(number / shrink**2))
+            needed = math.ceil(needed / (step := 10 ** max(0, len(str(needed)) - 2))) * step  # Two digits.
+        split = difference.get("split") or DEV
+        return cls(max(0.0, -low), max(0.0, high), difference["over"], number, split, needed)
 
 
 @dataclass(frozen=True)
@@ -329,56 +352,6 @@ class Verdict:
     seeds: int
 
 
-def decide(record: JsonObject) -> Verdict | None:
-    """Returns the verdict on the student of a run, or on one of its several tasks; None without a scored student."""
-    split = find_split(record)
-    student = measure(record, "student", split)
-    if student is None:
-        return None
-    baseline, teacher = (_compare(record, name, split) for name in ("baseline", "teacher"))
-    weakness = find_weakness(record)
-    case = _choose_case(record, baseline, weakness)
-    export = record.get("export") or {}
-    prefers_baseline = baseline is not None and baseline.outcome == WORSE
-    baseline_export = (record.get("baseline") or {}).get("export")
-    exported = BASELINE_BUNDLE if prefers_baseline and baseline_export else BUNDLE if export else None
-    return Verdict(
-        split=split, case=case, student=student, baseline=baseline, teacher=teacher, weakness=weakness,
-        constant=find_constant(record), share=share_of_teacher(record, student["mean"]),
-        file=recommend(export), bundle=exported,
-        seeds=max(1, len(record.get("seeds") or [])),
-    )  # fmt: skip
-
-
-def find_split(record: JsonObject) -> str:
-    """Returns `first_split`, or dev for a run whose model has no metric on test."""
-    task, model = record["task"], record.get("student") or record.get("teacher") or {}
-    split = first_split(task)
-    return split if metric_name(task, split) in (model.get("metrics") or {}) else DEV
-
-
-def measure(record: JsonObject, model: str, split: str) -> "Spread | None":
-    """Returns the task's metric of a model; None if it is not known."""
-    return measure_metric(record, model, metric_name(record["task"], split))
-
-
-def measure_metric(record: JsonObject, model: str, metric: str) -> "Spread | None":
-    """Returns a metric by its name in run.json of a model: of several seeds their mean with the standard deviation.
-
-    Args:
-        model: `teacher`, `constant`, `student` (in torch), `baseline` (in torch), or the format of a student's file.
-    """
-    summary = (record.get("summary") or {}).get(metric) or {}
-    files = record.get("export") or {}
-    spreads = {"student": summary if "mean" in summary else None, "baseline": summary.get("baseline")}
-    spread = (spreads | (summary.get("files") or {})).get(model)
-    if spread:
-        return {"mean": float(spread["mean"]), "std": spread.get("std")}
-    owner = (record.get("teacher") or {}).get(model) if model == "constant" else files.get(model) or record.get(model)
-    value = ((owner or {}).get("metrics") or {}).get(metric)
-    return None if value is None else {"mean": float(value), "std": None}
-
-
 def recommend(export: Mapping[str, Any]) -> str | None:
     """Returns the format that the bundle recommends: the smallest that passed its gate, else the smallest undecided.
 
@@ -394,138 +367,188 @@ def recommend(export: Mapping[str, Any]) -> str | None:
     return None
 
 
-def find_weakness(record: JsonObject) -> Weakness | None:
-    """Returns the teacher beside the best constant prediction if it is not better by more than noise.
+@dataclass(frozen=True)
+class Results:
+    """The numbers of a run.json, or of one of its several tasks, and the decision that they lead to.
 
-    Both are compared on the split of their difference, which is dev.
+    A model is `teacher`, `constant`, `student` (in torch), `baseline` (in torch), or the format of a student's file.
     """
-    task, teacher = record["task"], record.get("teacher") or {}
-    known = teacher.get("against_constant") or {}
-    split = known.get("split") or DEV
-    teacher_measure, constant = (measure(record, model, split) for model in ("teacher", "constant"))
-    if teacher_measure is None or constant is None:
+
+    record: Record
+
+    @property
+    def task(self) -> Record:
+        """Returns the `task` of run.json."""
+        found: Record = self.record["task"]
+        return found
+
+    @property
+    def unit(self) -> Unit:
+        """Returns the unit of differences of the task's metric."""
+        return Unit.of(self.task)
+
+    @property
+    def margin(self) -> float:
+        """Returns the points within which the models of a run are called equal."""
+        margin = self.record.get("margin")
+        return MARGIN if margin is None else float(margin)
+
+    @property
+    def split(self) -> str:
+        """Returns `first_split`, or dev for a run whose model has no metric on test."""
+        model = self.record.get("student") or self.record.get("teacher") or {}
+        split = first_split(self.task)
+        return split if metric_name(self.task, split) in (model.get("metrics") or {}) else DEV
+
+    def measure(self, model: str, split: str | None = None) -> "Spread | None":
+        """Returns the task's metric of a model on a split, by default the first one; None if it is not known."""
+        return self.measure_metric(model, metric_name(self.task, split or self.split))
+
+    def measure_metric(self, model: str, metric: str) -> "Spread | None":
+        """Returns a metric by its name in run.json: of several seeds their mean with the standard deviation."""
+        record = self.record
+        summary = (record.get("summary") or {}).get(metric) or {}
+        files = record.get("export") or {}
+        spreads = {"student": summary if "mean" in summary else None, "baseline": summary.get("baseline")}
+        spread = (spreads | (summary.get("files") or {})).get(model)
+        if spread:
+            return {"mean": float(spread["mean"]), "std": spread.get("std")}
+        owner = self._constant if model == "constant" else files.get(model) or record.get(model)
+        value = ((owner or {}).get("metrics") or {}).get(metric)
+        return None if value is None else {"mean": float(value), "std": None}
+
+    @property
+    def _constant(self) -> Record:
+        return (self.record.get("teacher") or {}).get("constant") or {}
+
+    @property
+    def constant_answer(self) -> str:
+        """Returns the best constant prediction in words."""
+        return str(self._constant.get("answer") or "always the same")
+
+    def timing(self, model: str, format: str) -> Record | None:
+        """Returns the measurement of a model at its smallest batch and length, None without one."""
+        rows = self.record["benchmark"]
+        return first_timing([row for row in rows if row["model"] == model and row["format"] == format])
+
+    def fastest_teacher_file(self) -> Record | None:
+        """Returns the measurement of the teacher's fastest ONNX file at the smallest batch and length, or None."""
+        rows = self.record["benchmark"]
+        reference = first_timing([row for row in rows if row["model"] == "student"])
+        if reference is None:
+            return None
+        own = [
+            row
+            for row in rows
+            if row["model"] == "teacher" and row["format"].startswith("onnx-")
+            and all(row[name] == reference[name] for name in ("batch", "length", "threads"))
+        ]  # fmt: skip
+        return min(own, key=lambda row: float(row["p50_ms"]), default=None)
+
+    def teacher_bytes(self) -> int | None:
+        """Returns the size of the teacher's ONNX file, else of its weights in float32; None if neither is known."""
+        file, parameters = self.timing("teacher", "onnx-fp32"), self.record["teacher"].get("parameters")
+        return file["bytes"] if file else 4 * parameters if parameters else None
+
+    def conditions(self) -> str | None:
+        """Returns batch size, length, threads and processor of the times, and whether it was busy with other work.
+
+        None without times.
+        """
+        rows = self.record.get("benchmark") or ()
+        timing = first_timing(rows)
+        if timing is None:
+            return None
+        processor = (self.record.get("environment") or {}).get("cpu") or "an unknown processor"
+        shape = timing["batch"], timing["length"]
+        busy = any(row.get("disturbed") for row in rows if (row["batch"], row["length"]) == shape)
+        threads = f"{format_number(timing['threads'], 'd')} thread{'s' if timing['threads'] != 1 else ''}"
+        where = f"{threads} of {processor}{', busy with other work' if busy else ''}"
+        return f"batch {timing['batch']}, length {timing['length']}, {where}"
+
+    def find_weakness(self) -> Weakness | None:
+        """Returns the teacher beside the best constant prediction if it is not better by more than noise.
+
+        Both are compared on the split of their difference, which is dev.
+        """
+        known = (self.record.get("teacher") or {}).get("against_constant") or {}
+        split = known.get("split") or DEV
+        teacher, constant = self.measure("teacher", split), self.measure("constant", split)
+        if teacher is None or constant is None:
+            return None
+        difference = known.get("difference", teacher["mean"] - constant["mean"])
+        outcome = self.unit.judge({"interval": None, **known, "difference": difference})
+        if outcome == BETTER or (outcome == UNKNOWN and self.unit.gain(difference) > 0):
+            return None
+        return Weakness(self.constant_answer, teacher["mean"], constant["mean"], split, difference, _interval(known))
+
+    def find_constant(self) -> str | None:
+        """Returns the best constant prediction in words if the student is no better than that; else None.
+
+        The two are compared on the split that stands first, without an interval, and on dev if only that has both.
+        """
+        for split in dict.fromkeys((self.split, DEV)):
+            student, constant = self.measure("student", split), self.measure("constant", split)
+            if student is not None and constant is not None:
+                is_better = self.unit.gain(student["mean"] - constant["mean"]) > ROUNDING
+                return None if is_better else self.constant_answer
         return None
-    difference = known.get("difference", teacher_measure["mean"] - constant["mean"])
-    outcome = judge({"interval": None, **known, "difference": difference}, task)
-    if outcome == BETTER or (outcome == UNKNOWN and _advantage(difference, task) > 0):
-        return None
-    answer = str((teacher.get("constant") or {}).get("answer") or "always the same")
-    return Weakness(answer, teacher_measure["mean"], constant["mean"], split, difference, _interval(known))
 
+    def share_of_teacher(self, value: float) -> float | None:
+        """Returns the share of the teacher's metric on the first split that a model keeps, from 0 to 1.
 
-def find_constant(record: JsonObject) -> str | None:
-    """Returns the best constant prediction in words if the student is no better than that; else None.
+        None where it means nothing: of a metric of which less is better, of a teacher that is not above 0 or no better
+        than a constant prediction, and of a model that is better than its teacher.
+        """
+        teacher, constant = self.measure("teacher"), self.measure("constant")
+        if self.unit.less_is_better or teacher is None or teacher["mean"] <= 0 or self.find_weakness() is not None:
+            return None
+        if constant is not None and teacher["mean"] <= constant["mean"]:
+            return None
+        share = value / teacher["mean"]
+        return share if 0 <= share <= 1 else None
 
-    The two are compared on the split that stands first, without an interval, and on dev if only that has both.
-    """
-    for split in dict.fromkeys((find_split(record), DEV)):
-        student, constant = (measure(record, model, split) for model in ("student", "constant"))
-        if student is not None and constant is not None:
-            is_better = _advantage(student["mean"] - constant["mean"], record["task"]) > ROUNDING
-            answer = ((record.get("teacher") or {}).get("constant") or {}).get("answer")
-            return None if is_better else str(answer or "always the same")
-    return None
+    def decide(self) -> Verdict | None:
+        """Returns the verdict on the student; None without a scored student."""
+        student, export = self.measure("student"), self.record.get("export") or {}
+        if student is None:
+            return None
+        baseline, weakness = self._compare("baseline", student), self.find_weakness()
+        prefers_baseline = baseline is not None and baseline.outcome == WORSE
+        baseline_export = (self.record.get("baseline") or {}).get("export")
+        return Verdict(
+            split=self.split, case=self._choose_case(baseline, weakness), student=student, baseline=baseline,
+            teacher=self._compare("teacher", student), weakness=weakness, constant=self.find_constant(),
+            share=self.share_of_teacher(student["mean"]), file=recommend(export),
+            bundle=BASELINE_BUNDLE if prefers_baseline and baseline_export else BUNDLE if export else None,
+            seeds=max(1, len(self.record.get("seeds") or [])),
+        )  # fmt: skip
 
+    def _compare(self, name: str, student: "Spread") -> Against | None:
+        """Returns the student beside its baseline or its teacher; None without that, or without a metric of it."""
+        other = self.measure(name)
+        if other is None:
+            return None
+        known = (self.record.get("comparison") or {}).get(name)
+        if known is None:
+            return Against(other["mean"], student["mean"] - other["mean"], None, None, UNKNOWN)
+        here = known if (known.get("split") or DEV) == self.split else None
+        margin = self.unit.scale_margin(self.margin, other["mean"])
+        outcome = self.unit.judge(known, margin)
+        return Against(
+            metric=other["mean"], difference=here["difference"] if here else student["mean"] - other["mean"],
+            interval=_interval(here), elsewhere=None if here else known, outcome=outcome,
+            doubt=Doubt.of(known, self.unit, margin) if outcome == UNDECIDED else None, over=known["over"],
+        )  # fmt: skip
 
-def share_of_teacher(record: JsonObject, value: float) -> float | None:
-    """Returns the share of the teacher's metric on the first split that a model keeps, from 0 to 1.
-
-    None where it means nothing: of a metric of which less is better, of a teacher that is not above 0 or no better than
-    a constant prediction, and of a model that is better than its teacher.
-    """
-    task, split = record["task"], find_split(record)
-    teacher, constant = (measure(record, model, split) for model in ("teacher", "constant"))
-    if task.get("selects") == "min" or teacher is None or teacher["mean"] <= 0 or find_weakness(record) is not None:
-        return None
-    if constant is not None and teacher["mean"] <= constant["mean"]:
-        return None
-    share = value / teacher["mean"]
-    return share if 0 <= share <= 1 else None
-
-
-def _compare(record: JsonObject, name: str, split: str) -> Against | None:
-    """Returns the student beside its baseline or its teacher; None without that, or without a metric of it."""
-    student, other = measure(record, "student", split), measure(record, name, split)
-    if student is None or other is None:
-        return None
-    known = (record.get("comparison") or {}).get(name)
-    here = known if known is not None and (known.get("split") or DEV) == split else None
-    task, margin = record["task"], 0.0
-    outcome = UNKNOWN
-    if known is not None:
-        margin = scale_margin(read_margin(record), other["mean"], task)
-        outcome = judge(known, task, margin)
-    return Against(
-        metric=other["mean"], difference=student["mean"] - other["mean"] if here is None else here["difference"],
-        interval=_interval(here), elsewhere=known if here is None else None, outcome=outcome,
-        doubt=find_doubt(known, task, margin) if known is not None and outcome == UNDECIDED else None,
-        over=known and known["over"],
-    )  # fmt: skip
-
-
-def _choose_case(record: JsonObject, baseline: Against | None, weakness: Weakness | None) -> str:
-    # The card of an exported baseline is about a student that is `untaught`.
-    if (record.get("objective") or {}).get("name") == SUPERVISED or record["student"].get("untaught"):
-        return UNTAUGHT
-    if weakness is not None:
-        return WEAK
-    return NO_BASELINE if baseline is None else baseline.outcome
-
-
-def judge(difference: JsonObject, task: JsonObject, margin: float = 0.0) -> str:
-    """Returns whether the first model of a difference is better than the second one, equal to it, or worse.
-
-    Args:
-        margin: in the unit of the metric; an interval that holds 0 and ends within it tells that both are equal.
-    """
-    ends = _interval(difference)
-    if ends is None:
-        return EQUAL if difference["difference"] == 0 else UNKNOWN
-    low, high = sorted(_advantage(end, task) for end in ends)
-    if low > 0 or high < 0:
-        return BETTER if low > 0 else WORSE
-    return EQUAL if max(-low, high) <= margin + ROUNDING else UNDECIDED
-
-
-def find_doubt(difference: JsonObject, task: JsonObject, margin: float) -> Doubt:
-    """Returns what an undecided difference leaves open.
-
-    Both sides of an interval fall with the root of the number of examples. It tells once the side towards 0 is at most
-    the difference itself, or both sides are at most what the margin leaves beside the difference.
-    """
-    ends = _interval(difference)
-    assert ends is not None  # Of an undecided one.
-    low, high = sorted(_advantage(end, task) for end in ends)
-    value, number = _advantage(difference["difference"], task), int(difference["number"])
-    below, above = max(0.0, value - low), max(0.0, high - value)
-    ways = {abs(value): below if value > 0 else above, margin - abs(value): max(below, above)}
-    shrink = max((enough / side for enough, side in ways.items() if side > 0), default=0.0)
-    needed = None
-    if difference["over"] == "examples" and shrink > 0:
-        needed = max(number + 1, math.ceil(number / shrink**2))
-        needed = math.ceil(needed / (step := 10 ** max(0, len(str(needed)) - 2))) * step  # Two digits.
-    return Doubt(max(0.0, -low), max(0.0, high), difference["over"], number, difference.get("split") or DEV, needed)
-
-
-def read_margin(record: JsonObject) -> float:
-    """Returns the points within which the models of a run are called equal."""
-    margin = record.get("margin")
-    return MARGIN if margin is None else float(margin)
-
-
-def scale_margin(points: float, other: float, task: JsonObject) -> float:
-    """Returns a margin in the unit of the metric; where less is better, it is percent of the other model's metric."""
-    return points / 100 * (abs(other) if task.get("selects") == "min" else 1.0)
-
-
-def _advantage(difference: float, task: JsonObject) -> float:
-    """Returns a difference of which more is better."""
-    return -difference if task.get("selects") == "min" else difference
-
-
-def _interval(difference: JsonObject | None) -> tuple[float, float] | None:
-    low, high = (difference or {}).get("interval") or (None, None)
-    return None if low is None or high is None else (float(low), float(high))
+    def _choose_case(self, baseline: Against | None, weakness: Weakness | None) -> str:
+        # The card of an exported baseline is about a student that is `untaught`.
+        objective = (self.record.get("objective") or {}).get("name")
+        if objective == SUPERVISED or self.record["student"].get("untaught"):
+            return UNTAUGHT
+        if weakness is not None:
+            return WEAK
+        return NO_BASELINE if baseline is None else baseline.outcome
 
 
 @raise_option_errors

@@ -240,10 +240,10 @@ def test_a_student_worse_than_its_baseline_gives_way_to_it() -> None:
         "The baseline is not exported: objective=supervised trains and exports such a student.",
     )
     assert "138.6%" not in text + "".join(documents(content))
-    assert verdict.decide(content).bundle == "bundle"  # type: ignore[union-attr]
+    assert verdict.Results(content).decide().bundle == "bundle"  # type: ignore[union-attr]
     content["baseline"]["export"] = {"int8": content["export"]["int8"] | {"metrics": {"accuracy": 0.888}}}
     says(content, "The baseline is exported in baseline/bundle.")
-    assert verdict.decide(content).bundle == "baseline/bundle"  # type: ignore[union-attr]
+    assert verdict.Results(content).decide().bundle == "baseline/bundle"  # type: ignore[union-attr]
     rows = {row[0]: row for row in report.summary_cells(content)[1:]}
     assert rows["baseline int8"][2:6] == ("0.8880", "+26.4", "-", "10.0 MB")
     assert rows["student int8"][2:6] == ("0.8650", "+24.1", "-2.5", "10.0 MB")
@@ -309,7 +309,7 @@ def test_a_share_is_from_0_to_1_and_of_a_teacher_above_the_constant(
     teacher: float, constant: float | None, share: float | None
 ) -> None:
     content = situation(teacher=teacher, constant=constant)
-    assert verdict.share_of_teacher(content, 0.85) == (share and pytest.approx(share))
+    assert verdict.Results(content).share_of_teacher(0.85) == (share and pytest.approx(share))
 
 
 def test_a_constant_is_compared_by_its_value_without_an_interval() -> None:
@@ -319,9 +319,9 @@ def test_a_constant_is_compared_by_its_value_without_an_interval() -> None:
     ):  # fmt: skip
         content = situation(teacher=teacher, selects=selects)
         content["teacher"]["against_constant"] = None
-        assert (verdict.find_weakness(content) is not None) == is_weak
+        assert (verdict.Results(content).find_weakness() is not None) == is_weak
     strong = situation(**ERRORS, student=1.1, teacher=1.1, against_constant=difference(-10, -15, -5))
-    assert (verdict.find_weakness(strong), verdict.find_constant(strong)) == (None, None)
+    assert (verdict.Results(strong).find_weakness(), verdict.Results(strong).find_constant()) == (None, None)
 
 
 def test_the_card_of_a_baseline_says_that_it_learned_without_a_teacher() -> None:
@@ -369,8 +369,8 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
 
 
 def test_a_student_keeps_half_of_an_accuracy_twice_its_own_and_of_a_perplexity_half_its_own() -> None:
-    assert verdict.share_kept(0.4, 0.8, {"selects": "max"}) == 0.5
-    assert verdict.share_kept(20.0, 10.0, {"selects": "min"}) == 0.5
+    assert verdict.Unit(less_is_better=False).share_kept(0.4, 0.8) == 0.5
+    assert verdict.Unit(less_is_better=True).share_kept(20.0, 10.0) == 0.5
 
 
 def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
@@ -431,6 +431,6 @@ def test_an_interval_without_zero_is_a_difference_and_one_within_the_margin_none
         (0.5, 0.0, 1.0, "max", "equal"), (0.5, 0.1, 1.5, "max", "better"), (-0.5, -1.5, -0.1, "min", "better"),
         (0, -1.1, 1.1, "max", "undecided"), (-1.0, -1.5, -0.5, "max", "worse"), (0, -1.0, 1.0, "min", "equal"),
     ):  # fmt: skip
-        assert verdict.judge(difference(value, low, high), {"selects": selects}, 0.01) == expected
-    assert verdict.scale_margin(2.0, 30.0, {"selects": "min"}) == pytest.approx(0.6)
-    assert verdict.scale_margin(2.0, 30.0, {"selects": "max"}) == pytest.approx(0.02)
+        assert verdict.Unit(selects == "min").judge(difference(value, low, high), 0.01) == expected
+    assert verdict.Unit(less_is_better=True).scale_margin(2.0, 30.0) == pytest.approx(0.6)
+    assert verdict.Unit(less_is_better=False).scale_margin(2.0, 30.0) == pytest.approx(0.02)

@@ -384,13 +384,13 @@ def read_result(record: JsonObject) -> Result:
     task = record["task"]
     if not task:
         return {**dict.fromkeys(NUMBERS), "verdict": []}
-    split, decided = verdicts.find_split(record), verdicts.decide(record)
-    teacher = verdicts.measure(record, "teacher", split)
+    results = verdicts.Results(record)
+    decided, teacher = results.decide(), results.measure("teacher")
     file = record["export"].get(decided.file) if decided and decided.file else None
-    exported = verdicts.measure(record, decided.file, split) if decided and decided.file else None
-    timing = verdicts.select_timing(record, "student", f"onnx-{decided.file}") if decided and file else None
+    exported = results.measure(decided.file) if decided and decided.file else None
+    timing = results.timing("student", f"onnx-{decided.file}") if decided and file else None
     return {
-        "task": task["name"], "metric": task["metric"], "split": split,
+        "task": task["name"], "metric": task["metric"], "split": results.split,
         "teacher": teacher and teacher["mean"], "student": decided and decided.student["mean"],
         "retained": decided and decided.share, "file": file and file["file"], "exported": exported and exported["mean"],
         "mb": file and file["bytes"] / 1e6, "ms": timing and timing["p50_ms"],
@@ -457,7 +457,7 @@ def find_bundle(run: Path, *, force: bool = False) -> Path:
         RefusedError: if there is none, or no file passed its gate.
     """
     record = _read(run)
-    decided = verdicts.decide(record) if record["task"] else None
+    decided = Results(record).decide() if record["task"] else None
     directory = run / (decided.bundle if decided and decided.bundle else verdicts.BUNDLE)
     if not any(directory.rglob(NAME)):
         if record["status"] == "running":
@@ -470,7 +470,7 @@ def find_bundle(run: Path, *, force: bool = False) -> Path:
 
 
 def _find_reason(record: JsonObject) -> str | None:
-    decided = verdicts.decide(record) if record["task"] else None
+    decided = Results(record).decide() if record["task"] else None
     is_baseline = decided is not None and decided.bundle == verdicts.BASELINE_BUNDLE
     return describe_gates(record["baseline"]["export"] if is_baseline else record["export"])
 
