@@ -132,12 +132,15 @@ class ExperimentTable:
         tasks = [task for task in self.experiment.columns if all(of[task].task.get("selects") != "min" for of in rows)]
         return [task for task in tasks if rows and all(of[task].values for of in rows)]
 
+    def _outcomes(self, row: str, column: str) -> list[Outcome]:
+        return [of for of in self.outcomes if (of.place.row, of.place.column) == (row, column)]
+
     def _read_cell(self, row: str, column: str) -> Cell:
         """Returns the numbers of the runs of a cell. A run of several seeds is read once."""
         of, values, task = self.experiment.columns[column], dict[int, float](), dict[str, Any]()
         errors, read = list[str](), set[Path]()
-        for outcome in self.outcomes:
-            if (outcome.place.row, outcome.place.column) != (row, column) or outcome.directory in read:
+        for outcome in self._outcomes(row, column):
+            if outcome.directory in read:
                 continue
             if outcome.directory is None:
                 errors.append(outcome.error or "it was not run")
@@ -187,10 +190,7 @@ class ExperimentTable:
         """
         found, read = dict[str, Curve](), set[Path]()
         for row, of in self.cells.items():
-            directory = next(
-                (outcome.directory for outcome in self.outcomes
-                 if (outcome.place.row, outcome.place.column) == (row, column) and outcome.directory), None,
-            )  # fmt: skip
+            directory = next((run.directory for run in self._outcomes(row, column) if run.directory), None)
             if directory is None or directory in read:
                 continue
             read.add(directory)

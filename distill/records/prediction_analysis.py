@@ -21,24 +21,8 @@ from distill.core.errors import UserError, first_line
 from distill.core.files import atomic_file
 from distill.edge.answering import normalize_references, score_answer
 from distill.kinds.scoring import CALIBRATION_BINS
-from distill.records.plots import (
-    CUT,
-    GRID,
-    HEIGHT,
-    INK,
-    LINES,
-    MARKERS,
-    SERIES,
-    Figure,
-    draw,
-    find_range,
-    label_axes,
-    plot_cells,
-    plot_lines,
-    plot_references,
-    set_logarithmic,
-    style_of,
-)
+from distill.records import plots
+from distill.records.plots import Figure
 from distill.records.verdict import Record, RecordSettings, format_number
 from distill.rows.labels import sort_classes
 from distill.training.statistics import Estimate
@@ -212,14 +196,7 @@ def analyze_predictions(directory: Path, *, answer: str | None = None) -> Analys
 
 def _read_dev(path: Path) -> Columns:
     """Returns the columns of the examples of dev; of a retrieval set without the documents, which have no label."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path, filters=[("split", "==", "dev")])
-        columns: dict[str, list[Any]] = table.to_pydict()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+    columns: dict[str, list[Any]] = _read_table(path).to_pydict()
     names = [name.removesuffix("_prediction") for name in columns if name.endswith("_prediction")]
     needed = {"split", "index", "label", *(f"{name}_probability" for name in names)}
     if not needed <= columns.keys():
@@ -228,6 +205,17 @@ def _read_dev(path: Path) -> Columns:
     known = [columns["label"], *(columns[f"{name}_{of}"] for name in names for of in ("prediction", "probability"))]
     rows = [row for row in range(len(columns["label"])) if any(of[row] is not None for of in known)]
     return {name: [values[row] for row in rows] for name, values in columns.items()}
+
+
+def _read_table(path: Path) -> "pyarrow.Table":
+    """Returns the rows of dev; raises UserError for a file that cannot be read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path, filters=[("split", "==", "dev")])
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def _text_columns(columns: Columns) -> list[str]:
@@ -356,29 +344,34 @@ def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars
         bars: the words of the caption about the bars.
     """
     ends = [end for found in models.values() for end in found.interval or ()]
-    low, high, is_cut = find_range([found.value for found in models.values()], ends)
+    low, high, is_cut = plots.find_range([found.value for found in models.values()], ends)
 
     def plot(axes: "Axes") -> None:
         for number, (name, found) in enumerate(models.items()):
             below, above = found.errors()
-            color = SERIES[0] if name.startswith("student") else INK
+            color = plots.SERIES[0] if name.startswith("student") else plots.INK
             if number == 0 or name.startswith("baseline"):
                 axes.axvline(
-                    found.value, color=INK, linestyle=LINES[1 + number % 3], linewidth=0.8, alpha=0.5, zorder=1
+                    found.value,
+                    color=plots.INK,
+                    linestyle=plots.LINES[1 + number % 3],
+                    linewidth=0.8,
+                    alpha=0.5,
+                    zorder=1,
                 )
             axes.errorbar(
-                [found.value], [number], xerr=[[below], [above]], color=color, marker=MARKERS[0], markersize=6,
+                [found.value], [number], xerr=[[below], [above]], color=color, marker=plots.MARKERS[0], markersize=6,
                 elinewidth=1.4, linestyle="none",
             )  # fmt: skip
             axes.text(1.02, number, f"{found.value:.4f}", transform=axes.get_yaxis_transform(), va="center")
-        axes.set_yticks(range(len(models)), [label_axes(name, longest=26) for name in models])
-        axes.set(ylim=(len(models) - 0.4, -0.6), xlim=(low, high), xlabel=f"{label_axes(metric)} on {split}")
+        axes.set_yticks(range(len(models)), [plots.label_axes(name, longest=26) for name in models])
+        axes.set(ylim=(len(models) - 0.4, -0.6), xlim=(low, high), xlabel=f"{plots.label_axes(metric)} on {split}")
         axes.grid(visible=False, axis="y")
 
-    cut = CUT if is_cut else ""
+    cut = plots.CUT if is_cut else ""
     paired = ". A difference of two models is surer than their bars, because both saw the same examples" if bars else ""
     caption = f"{metric} on {split} of every model{bars}{cut}{paired}"
-    return draw(caption, plot, name="models", height=0.9 + 0.3 * len(models))
+    return plots.draw(caption, plot, name="models", height=0.9 + 0.3 * len(models))
 
 
 def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None, caption: str) -> Figure:
@@ -386,23 +379,23 @@ def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: f
 
     def plot(axes: "Axes") -> None:
         for number, (_, values) in enumerate(models.items()):
-            style = style_of(number)
+            style = plots.style_of(number)
             axes.scatter([number] * len(values), values, color=str(style["color"]), marker=str(style["marker"]), s=22)
             axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=str(style["color"]), linewidth=1.6)
-        plot_references(axes, {} if teacher is None else {"teacher": teacher})
-        axes.set_xticks(range(len(models)), [label_axes(name, longest=18) for name in models])
-        axes.set(xlim=(-0.6, len(models) - 0.4), ylabel=label_axes(metric))
+        plots.plot_references(axes, {} if teacher is None else {"teacher": teacher})
+        axes.set_xticks(range(len(models)), [plots.label_axes(name, longest=18) for name in models])
+        axes.set(xlim=(-0.6, len(models) - 0.4), ylabel=plots.label_axes(metric))
 
-    return draw(caption, plot, name="seeds", height=2.6)
+    return plots.draw(caption, plot, name="seeds", height=2.6)
 
 
 def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
     """Returns the reliability diagram of several models."""
 
     def plot(axes: "Axes") -> None:
-        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2)
+        axes.plot([0, 1], [0, 1], color=plots.GRID, linewidth=1.2)
         lines = {f"{name} (error {of.error:.3f})": (of.confidence, of.accuracy) for name, of in models.items()}
-        plot_lines(axes, lines)
+        plots.plot_lines(axes, lines)
         low = min([0.5, *(value for found in models.values() for value in found.confidence)])
         axes.set(
             xlabel="probability of the prediction", ylabel="share of right predictions",
@@ -410,7 +403,7 @@ def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
         )  # fmt: skip
 
     caption = "Calibration on dev: right predictions against their probability, in ten bins"
-    return draw(caption, plot, name="calibration")
+    return plots.draw(caption, plot, name="calibration")
 
 
 def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) -> Figure:
@@ -423,13 +416,13 @@ def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) ->
     }
 
     def plot(axes: "Axes") -> None:
-        names = [label_axes(name, longest=14) for name in classes]
-        plot_cells(axes, cells, rows=names, columns=names, fontsize=9 if size <= 8 else 6)
+        names = [plots.label_axes(name, longest=14) for name in classes]
+        plots.plot_cells(axes, cells, rows=names, columns=names, fontsize=9 if size <= 8 else 6)
         axes.set_xticks(range(size), names, rotation=0 if size <= 3 else 60, ha="center" if size <= 3 else "right")
         axes.set(xlabel="prediction", ylabel="label")
 
-    height = max(HEIGHT - 0.4, 1.2 + 0.25 * size)
-    return draw(f"Confusion of {model} on dev, in examples", plot, name="confusion", height=height)
+    height = max(plots.HEIGHT - 0.4, 1.2 + 0.25 * size)
+    return plots.draw(f"Confusion of {model} on dev, in examples", plot, name="confusion", height=height)
 
 
 def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
@@ -438,11 +431,11 @@ def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
     def plot(axes: "Axes") -> None:
         shown = pairs[:: max(1, len(pairs) // POINTS)]
         low, high = float(pairs.min()), float(pairs.max())
-        axes.plot([low, high], [low, high], color=GRID, linewidth=1.2)
-        axes.scatter(shown[:, 0], shown[:, 1], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
-        axes.set(xlabel="teacher", ylabel=label_axes(model))
+        axes.plot([low, high], [low, high], color=plots.GRID, linewidth=1.2)
+        axes.scatter(shown[:, 0], shown[:, 1], s=7, color=plots.SERIES[0], alpha=0.5, linewidths=0)
+        axes.set(xlabel="teacher", ylabel=plots.label_axes(model))
 
-    return draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
+    return plots.draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
 
 
 def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, metric: str, split: str) -> Figure:
@@ -455,17 +448,17 @@ def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, m
 
     def plot(axes: "Axes") -> None:
         places = range(len(groups))
-        plot_lines(axes, {
+        plots.plot_lines(axes, {
             name: (places, [values[group].get(metric, np.nan) for group in groups]) for name, values in models.items()
         })  # fmt: skip
         axes.set_xticks(places, [f"{group}\n({values['number']:,.0f})" for group, values in groups.items()])
         axes.set(
             xlim=(-0.3, len(groups) - 0.7), xlabel="tokens of an example (examples)",
-            ylabel=f"{label_axes(metric)} on {split}",
+            ylabel=f"{plots.label_axes(metric)} on {split}",
         )  # fmt: skip
 
     caption = f"{metric} on {split} by the length of an example in tokens"
-    return draw(caption, plot, name="metric-by-length", columns=4)
+    return plots.draw(caption, plot, name="metric-by-length", columns=4)
 
 
 def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
@@ -481,10 +474,12 @@ def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
     }
 
     def plot(axes: "Axes") -> None:
-        plot_lines(axes, {name: tuple(zip(*of, strict=True)) for name, of in points.items() if of})
-        axes.set(xlabel="share of the weights in the layers that was removed", ylabel=f"{label_axes(metric)} on dev")
+        plots.plot_lines(axes, {name: tuple(zip(*of, strict=True)) for name, of in points.items() if of})
+        axes.set(
+            xlabel="share of the weights in the layers that was removed", ylabel=f"{plots.label_axes(metric)} on dev"
+        )
 
-    return draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
+    return plots.draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
 
 
 def draw_cost_by_length(timings: Sequence[Mapping[str, Any]]) -> Figure | None:
@@ -505,15 +500,15 @@ def draw_cost_by_length(timings: Sequence[Mapping[str, Any]]) -> Figure | None:
         return None
 
     def plot(axes: "Axes") -> None:
-        plot_lines(axes, {name: tuple(zip(*sorted(of.items()), strict=True)) for name, of in times.items()})
-        set_logarithmic(axes, "x", lengths)
-        set_logarithmic(axes, "y", [value for of in times.values() for value in of.values()])
+        plots.plot_lines(axes, {name: tuple(zip(*sorted(of.items()), strict=True)) for name, of in times.items()})
+        plots.set_logarithmic(axes, "x", lengths)
+        plots.set_logarithmic(axes, "y", [value for of in times.values() for value in of.values()])
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set(xlabel="tokens of a text", ylabel="p50 latency in ms")
 
     conditions = f"batch {batch}, {threads} thread{'s' * (threads != 1)}"
     caption = f"p50 latency against the length of a text, both on logarithmic axes: {conditions}"
-    return draw(caption, plot, name="cost-by-length", columns=3)
+    return plots.draw(caption, plot, name="cost-by-length", columns=3)
 
 
 def bin_lengths(shortest: int, longest: int) -> list[int]:
@@ -533,12 +528,14 @@ def draw_lengths(lengths: Sequence[int]) -> Figure:
 
     def plot(axes: "Axes") -> None:
         top = int(np.quantile(lengths, 0.99)) + 1
-        axes.hist(np.minimum(lengths, top), bins=bin_lengths(min(lengths), top), color=SERIES[0], alpha=0.7)
+        axes.hist(np.minimum(lengths, top), bins=bin_lengths(min(lengths), top), color=plots.SERIES[0], alpha=0.7)
         median = float(np.median(lengths))
-        axes.axvline(median, color=INK, linestyle="--", linewidth=1, label=f"median {median:g}")
+        axes.axvline(median, color=plots.INK, linestyle="--", linewidth=1, label=f"median {median:g}")
         axes.set(xlabel="words of an example of dev", ylabel="examples")
 
-    return draw("Length of the examples of dev; the last bar has all longer ones", plot, name="lengths", height=2.6)
+    return plots.draw(
+        "Length of the examples of dev; the last bar has all longer ones", plot, name="lengths", height=2.6
+    )
 
 
 SHOWN_SAMPLES = 12  # Samples, evenly spaced, whatever their quality.
@@ -598,21 +595,14 @@ def read_samples(directory: Path) -> list[Sample]:
     Raises:
         UserError: if predictions.parquet is damaged.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     path = directory / FILE
-    if not path.is_file():
+    table = _read_table(path) if path.is_file() else None
+    models = [name for name in table.column_names if name.endswith(WRITTEN)] if table else []
+    if table is None or not models:
         return []
-    try:
-        models = [name for name in pyarrow.parquet.read_schema(path).names if name.endswith(WRITTEN)]
-        if not models:
-            return []
-        columns = ["index", "source", REFERENCES, *models]
-        rows = pyarrow.parquet.read_table(path, columns=columns, filters=[("split", "==", "dev")]).to_pylist()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path} is damaged: {first_line(error)}") from error
-    written = [row for row in rows if row[models[0]] is not None]
+    if missing := {"index", "source", REFERENCES} - {*table.column_names}:
+        raise UserError(f"{path} is damaged: it has no column {min(missing)}")
+    written = [row for row in table.to_pylist() if row[models[0]] is not None]
     number = min(SHOWN_SAMPLES, len(written))
     chosen = [written[round(place * (len(written) - 1) / max(1, number - 1))] for place in range(number)]
     return [
