@@ -19,28 +19,7 @@ from distill.core.console import ProgressMeter, print_notice
 from distill.core.contracts import Batch
 from distill.core.errors import UserError, install_command
 from distill.core.options import STRICT
-from distill.inspection.probes import (
-    Attribution,
-    Cloze,
-    FilledGap,
-    LayerProbe,
-    Mix,
-    Neighbours,
-    Occurrence,
-    Probed,
-    SpanPair,
-    attribute,
-    check_rows,
-    compare_contexts,
-    control_labels,
-    fill_gaps,
-    find_occurrences,
-    mix_layers,
-    probe_data,
-    probe_layers,
-    read_clozes,
-    read_spans,
-)
+from distill.inspection import probes as probing
 from distill.inspection.subjects import (
     AttentionView,
     ItemDifference,
@@ -339,8 +318,8 @@ class LayerProbes:
 
     of: str
     rows: int
-    layers: Sequence[LayerProbe]
-    mix: Mix | None
+    layers: Sequence[probing.LayerProbe]
+    mix: probing.Mix | None
 
 
 @dataclass(frozen=True)
@@ -363,11 +342,11 @@ class Looked:
     whole: float | None = None
     masked: Sequence[Sequence[float]] = ()
     views: Sequence[AttentionView] = ()
-    attributions: Sequence[Attribution] = ()
+    attributions: Sequence[probing.Attribution] = ()
     relations: Sequence[SyntacticHead] = ()
     probes: Sequence[LayerProbes] = ()
-    clozes: Sequence[FilledGap] = ()
-    neighbours: Sequence[Neighbours] = ()
+    clozes: Sequence[probing.FilledGap] = ()
+    neighbours: Sequence[probing.Neighbours] = ()
 
 
 @dataclass(frozen=True)
@@ -402,9 +381,9 @@ class Material:
     """
 
     parsed: Sequence[Parsed] = ()
-    spans: Sequence[SpanPair] = ()
-    occurrences: Sequence[Occurrence] = ()
-    clozes: Sequence[Cloze] = ()
+    spans: Sequence[probing.SpanPair] = ()
+    occurrences: Sequence[probing.Occurrence] = ()
+    clozes: Sequence[probing.Cloze] = ()
 
     @classmethod
     def read(cls, questions: Questions, subject: Subject, texts: Sequence[str]) -> "Material":
@@ -413,9 +392,9 @@ class Material:
             texts = read_lines(Path(corpus))
         return cls(
             parsed=() if questions.relations is None else read_parsed(Path(questions.relations)),
-            spans=() if questions.spans is None else read_spans(Path(questions.spans)),
-            occurrences=() if questions.word is None else find_occurrences(questions.word, texts),
-            clozes=read_clozes() if subject.task.info.classes_are_tokens and subject.task.info.raw_text else (),
+            spans=() if questions.spans is None else probing.read_spans(Path(questions.spans)),
+            occurrences=() if questions.word is None else probing.find_occurrences(questions.word, texts),
+            clozes=probing.read_clozes() if subject.task.info.classes_are_tokens and subject.task.info.raw_text else (),
         )
 
 
@@ -468,7 +447,7 @@ def _check(subject: Subject, questions: Questions) -> None:
             )
     if questions.probes and subject.has_classes:
         rows = min(questions.probe_rows, subject.items_of_train())
-        check_rows(rows, int(getattr(subject.model.config, "hidden_size", 0)))
+        probing.check_rows(rows, int(getattr(subject.model.config, "hidden_size", 0)))
 
 
 def _compare(found: Inspection, first: Subject, seen: Sequence[Seen], texts: Sequence[str], shown: int) -> Inspection:
@@ -510,8 +489,8 @@ class _Observer:
             masked=masked, views=[self._view(batch) for batch in batches],
             attributions=self._attribute(batches), probes=self._probe(seen),
             relations=find_syntactic_heads(model, tokenizer, self.material.parsed) if subject.has_attention else (),
-            clozes=fill_gaps(model, tokenizer, self.material.clozes)[0],
-            neighbours=compare_contexts(model, tokenizer, self.material.occurrences) if seen.states else (),
+            clozes=probing.fill_gaps(model, tokenizer, self.material.clozes),
+            neighbours=probing.compare_contexts(model, tokenizer, self.material.occurrences) if seen.states else (),
         )  # fmt: skip
 
     def _rank_heads(self) -> Sequence[Sequence[float]]:
@@ -561,14 +540,14 @@ class _Observer:
         tokens = self.subject.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
         return AttentionView.of([of[0] for of in output.attentions], tokens)
 
-    def _attribute(self, batches: Sequence[Batch]) -> list[Attribution]:
+    def _attribute(self, batches: Sequence[Batch]) -> list[probing.Attribution]:
         info = self.subject.task.info
         if not self.questions.attributions or not self.subject.data.labels or info.classes_are_tokens:
             return []
         if importlib.util.find_spec("captum") is None:
             print_notice(f"attributions are left out, because captum is not installed: {install_command('inspect')}")
             return []
-        return [attribute(self.subject.model, self.subject.tokenizer, batch) for batch in batches]
+        return [probing.attribute(self.subject.model, self.subject.tokenizer, batch) for batch in batches]
 
     def _probe(self, seen: Seen) -> list[LayerProbes]:
         subject, questions, found = self.subject, self.questions, list[LayerProbes]()
@@ -578,24 +557,24 @@ class _Observer:
             train = look(subject, "train", subject.train_rows(questions.probe_rows), heads=False)
             found.append(_fit_probes("labels of the task", _labelled(train, seen, of_words=subject.labels_words)))
         if self.material.spans:
-            probed, cut = probe_data(subject.model, subject.tokenizer, self.material.spans)
+            probed, cut = probing.probe_data(subject.model, subject.tokenizer, self.material.spans)
             if cut:
                 print_notice(f"{cut} of {len(self.material.spans)} pairs of spans are cut off for {subject.name}")
             found.append(_fit_probes("labels of spans", probed))
         return found
 
 
-def _labelled(train: Seen, test: Seen, *, of_words: bool) -> Probed:
+def _labelled(train: Seen, test: Seen, *, of_words: bool) -> probing.Probed:
     """Returns the states of the items with a label, which are words or texts."""
     learn, score = (np.flatnonzero(of.scores.labels >= 0) for of in (train, test))
     labels, control = train.scores.labels[learn].astype(int), None
     if of_words:
-        control = control_labels(train.groups[learn].tolist(), test.groups[score].tolist(), labels, seed=0)
-    return Probed(
+        control = probing.control_labels(train.groups[learn].tolist(), test.groups[score].tolist(), labels, seed=0)
+    return probing.Probed(
         [of[learn] for of in train.states], labels, [of[score] for of in test.states],
         test.scores.labels[score].astype(int), control, texts=train.scores.example_id[learn],
     )  # fmt: skip
 
 
-def _fit_probes(of: str, probed: Probed) -> LayerProbes:
-    return LayerProbes(of, len(probed.labels), probe_layers(probed), mix_layers(probed))
+def _fit_probes(of: str, probed: probing.Probed) -> LayerProbes:
+    return LayerProbes(of, len(probed.labels), probing.probe_layers(probed), probing.mix_layers(probed))

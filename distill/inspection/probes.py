@@ -191,18 +191,14 @@ def read_clozes() -> list[Cloze]:
 
 
 @torch.no_grad()
-def fill_gaps(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, clozes: Sequence[Cloze]
-) -> tuple[list[FilledGap], list[Cloze]]:
-    """Returns what the model says of each gap, and the sentences whose words are no single tokens of its vocabulary.
+def fill_gaps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, clozes: Sequence[Cloze]) -> list[FilledGap]:
+    """Returns what the model says of each gap, without sentences whose words are no single tokens of its vocabulary.
 
     A masked language model reads the whole sentence. A causal one reads what is before the gap.
     """
-    filled, left_out = [], []
+    filled = []
     for cloze in clozes:
-        found = _read(model, tokenizer, cloze)
-        if found is None:
-            left_out.append(cloze)
+        if (found := _read(model, tokenizer, cloze)) is None:
             continue
         ids, position, answer, foil = found
         logits = model(input_ids=torch.tensor([ids], device=model.device)).logits[0, position].float().cpu()
@@ -213,7 +209,7 @@ def fill_gaps(
                 tokenizer.decode([int(logits.argmax())]).strip(), bool(logits[answer] > logits[foil]),
             )
         )  # fmt: skip
-    return filled, left_out
+    return filled
 
 
 def _read(
@@ -311,21 +307,25 @@ def _word_states(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, occurrences: Sequence[Occurrence]
 ) -> tuple[list[Occurrence], np.ndarray]:
     """Returns the states of the word by layer, `[N, n, H]`, without occurrences that are cut off."""
-    kept, states = [], []
-    for occurrence in occurrences:
-        encoded = tokenizer(occurrence.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
-        offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = overlapping(offsets, occurrence.start, occurrence.end)
-        if places:
-            layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
-            kept.append(occurrence)
-            states.append(torch.stack([of[0, places].mean(dim=0).float() for of in layers]))
-    return kept, torch.stack(states, dim=1).numpy()
+    found = [(of, _read_spans(model, tokenizer, of.text, [(of.start, of.end)])) for of in occurrences]
+    kept = [(occurrence, states) for occurrence, states in found if states is not None]
+    return [occurrence for occurrence, _ in kept], np.stack([states for _, states in kept], axis=1)
 
 
-def overlapping(offsets: Sequence[Sequence[int]], start: int, end: int) -> list[int]:
-    """Returns the tokens of a span of characters, from the first and the last character of each token."""
-    return [place for place, (first, last) in enumerate(offsets) if first < end and last > start]
+def _read_spans(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
+) -> np.ndarray | None:
+    """Returns the states of spans of characters by layer, `[N, spans * H]`, each the mean of its pieces.
+
+    None if one of them is cut off.
+    """
+    encoded = tokenizer(text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    places = [[place for place, (a, b) in enumerate(offsets) if a < end and b > start] for start, end in spans]
+    if not all(places):
+        return None
+    layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
+    return torch.stack([torch.cat([of[0, at].mean(dim=0).float() for at in places]) for of in layers]).numpy()
 
 
 def nearest(states: np.ndarray, of: int) -> list[tuple[int, float]]:
@@ -585,16 +585,11 @@ def probe_data(
     """
     states, labels, texts = list[np.ndarray](), list[str](), list[str]()
     for row in rows:
-        encoded = tokenizer(row.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
-        offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [overlapping(offsets, *span) for span in (row.first, row.second)]
-        if not all(places):
-            continue
-        layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
-        pooled = [np.concatenate([of[0][at].mean(dim=0).float().numpy() for at in places]) for of in layers]
-        states.append(np.stack(pooled))
-        labels.append(row.label)
-        texts.append(row.text)
+        pooled = _read_spans(model, tokenizer, row.text, (row.first, row.second))
+        if pooled is not None:
+            states.append(pooled)
+            labels.append(row.label)
+            texts.append(row.text)
     classes = sorted(set(labels))
     numbers = np.array([classes.index(label) for label in labels])
     by_text = np.unique(texts, return_inverse=True)[1]

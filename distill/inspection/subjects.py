@@ -161,27 +161,23 @@ class AttentionView:
 
     Attributes:
         tokens: the pieces of the sentence, special ones too.
-        layers: number of layers.
-        heads: number of heads of a layer.
         weights: `[N, A, L, L]` as whole numbers of 1 / 255; a row is a token that looks.
     """
 
     tokens: Sequence[str]
-    layers: int
-    heads: int
     weights: np.ndarray
 
     @classmethod
     def of(cls, attentions: Sequence[Tensor], tokens: Sequence[str]) -> "AttentionView":
         """Returns the view of the weights of each layer, `[A, L, L]`, rounded to the nearest level."""
         weights = np.stack([of.detach().float().cpu().numpy() for of in attentions])
-        levels = np.rint(weights * LEVELS).astype(np.uint8)
-        return cls(list(tokens), levels.shape[0], levels.shape[1], levels)
+        return cls(list(tokens), np.rint(weights * LEVELS).astype(np.uint8))
 
     def encode(self) -> dict[str, Any]:
         """Returns the content as JSON, with the weights of one byte each as base64 of what zlib makes of them."""
+        layers, heads, *_ = self.weights.shape
         return {
-            "tokens": list(self.tokens), "layers": self.layers, "heads": self.heads,
+            "tokens": list(self.tokens), "layers": layers, "heads": heads,
             "weights": base64.b64encode(zlib.compress(self.weights.tobytes(), level=9)).decode(),
         }  # fmt: skip
 
