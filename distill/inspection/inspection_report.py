@@ -71,20 +71,16 @@ Rows = list[dict[str, Any]]
 
 def write_inspection(inspection: Inspection, directory: Path) -> Path:
     """Writes `inspect.html`, `inspect.md` and the tables as Parquet files, and returns the path of the page."""
+    import pyarrow
+    import pyarrow.parquet
+
     make_directory(directory)
     page = describe(inspection).write(directory, name=NAME)
     for name, rows in tables(inspection).items():
         if rows:
-            _write_table(directory / f"{name}.parquet", rows)
+            with atomic_file(directory / f"{name}.parquet") as temporary:
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
     return page
-
-
-def _write_table(path: Path, rows: Rows) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    with atomic_file(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
 
 
 def tables(inspection: Inspection) -> dict[str, Rows]:

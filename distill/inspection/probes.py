@@ -62,7 +62,7 @@ def attribute(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch:
     Args:
         batch: of one sequence of tokens, `[1, L]`.
     """
-    from captum.attr import IntegratedGradients
+    from captum.attr import InputXGradient, IntegratedGradients
 
     table, ids = _embeddings(model), batch["input_ids"]
     special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
@@ -77,7 +77,7 @@ def attribute(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch:
         missing = float(delta.abs().max())
         if missing <= TOLERANCE:
             break
-    product = _gradient_times_input(score, embedded)
+    product = InputXGradient(score).attribute(embedded.requires_grad_()).sum(dim=-1)[0]
     words, groups = _words(tokenizer, ids[0].tolist())
     integrated = _sum_words(values.sum(dim=-1)[0], groups)
     return Attribution(words, _sum_words(product, groups), integrated, missing)
@@ -111,13 +111,6 @@ def _scorer(model: PreTrainedModel, batch: Batch) -> Callable[[Tensor], Tensor]:
         return found
 
     return score
-
-
-def _gradient_times_input(score: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
-    """Returns the product of the gradient and the embedding of each token, `[L]`."""
-    leaf = embedded.detach().requires_grad_()
-    [gradient] = torch.autograd.grad(score(leaf).sum(), leaf)
-    return (gradient * embedded).sum(dim=-1)[0]
 
 
 def _words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[list[str], list[int | None]]:

@@ -440,7 +440,8 @@ class Subject:
         if columns:
             return [" | ".join(map(_join, row)) for row in zip(*columns, strict=True)]
         examples = self.split(split)  # Of tokens of several texts.
-        return [self.tokenizer.decode(of["input_ids"][of["attention_mask"].bool()]) for of in _each(examples)]
+        rows = (examples[[row]] for row in range(len(examples)))
+        return [self.tokenizer.decode(of["input_ids"][0, of["attention_mask"][0].bool()]) for of in rows]
 
     def answer(self, value: object) -> object:
         """Returns a label or a prediction as it is read, of tokens their text."""
@@ -482,12 +483,6 @@ class Subject:
 
 def _join(value: object) -> str:
     return value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
-
-
-def _each(examples: Examples) -> Iterator[Batch]:
-    """Yields the tensors of each example."""
-    for row in range(len(examples)):
-        yield {name: tensor[0] for name, tensor in examples[[row]].items()}
 
 
 def open_subject(name: str, path: Path, task: Task, data: Data, cache_dir: Path) -> Subject:

@@ -405,7 +405,7 @@ def describe_ranking(rows: Sequence[Row]) -> str | None:
         [row.label for (row, _), outcome in zip(pairs, outcomes, strict=True) if outcome in of]
         for of in ((EQUAL,), (UNDECIDED, UNKNOWN))
     )
-    ahead = [row.label for row, difference in pairs if difference and _is_ahead(difference, first)]
+    ahead = [row.label for row, of in pairs if not is_noise(of) and _gain(of, first) > 0]
     name = f"{first.label} ({_describe_value(first)})"
     if ahead:
         return f"No best row: {name} is the first by dev, and ahead of it on test, beyond noise, {_name(ahead)}."
@@ -434,10 +434,6 @@ def _count(labels: Sequence[str], number: int) -> str:
     if number == 1:
         return "the other row is"
     return f"{len(labels)} of {number} other rows {'is' if len(labels) == 1 else 'are'}"
-
-
-def _is_ahead(difference: Difference, first: Row) -> bool:
-    return not is_noise(difference) and _gain(difference, first) > 0
 
 
 def _gain(difference: Difference | None, first: Row) -> float:

@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -295,19 +295,12 @@ def _check(experiment: Experiment) -> None:
             _check_name(row, experiment.rows, f"the cut of experiment {name} has options of a row")
         for step in [*experiment.cut.steps, *(step for of in experiment.cut.row_steps.values() for step in of)]:
             _check_name(step, experiment.steps, f"the cut of experiment {name} has options of a step")
-    if len(experiment.seeds) > 1 and not any(SEED in option for option in _all_options(experiment)):
+    every = [*experiment.steps.values(), *(options for row in experiment.rows.values() for options in row.values())]
+    if len(experiment.seeds) > 1 and not any(SEED in option for options in every for option in options):
         raise UserError(
             f"experiment {name} has {len(experiment.seeds)} seeds, and no option of its steps and rows has {SEED}, "
             f"so that all seeds are the same run: add seed={SEED}"
         )
-
-
-def _all_options(experiment: Experiment) -> Iterator[str]:
-    for options in experiment.steps.values():
-        yield from options
-    for row in experiment.rows.values():
-        for options in row.values():
-            yield from options
 
 
 def _check_published(published: Published, experiment: Experiment, *, before: Sequence[Published]) -> None:
@@ -336,16 +329,11 @@ def figures_of(values: float | Mapping[str, float]) -> Mapping[str, float]:
     return values if isinstance(values, Mapping) else {MEAN: values}
 
 
-def _check_name(name: str, known: Iterable[str], words: str) -> None:
+def _check_name(name: str, known: Collection[str], words: str) -> None:
     if name not in known:
-        raise UserError(f"{words} {name} that is not there{_expected(name, known)}")
-
-
-def _expected(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-    return f"{hint}, expected one of {', '.join(known)}"
+        nearest = difflib.get_close_matches(name, list(known), n=1)
+        hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+        raise UserError(f"{words} {name} that is not there{hint}, expected one of {', '.join(known)}")
 
 
 def _apply(experiment: Experiment, cut: Cut) -> Experiment:

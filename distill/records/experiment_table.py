@@ -17,7 +17,7 @@ from distill.records.plots import INK, SERIES, Curve, Figure, draw, draw_rows, l
 from distill.records.row_tables import LatexTable
 from distill.records.run import hide_in_text, show_command
 from distill.records.schema import DEV, metric_name, read_record
-from distill.records.verdict import MISSING
+from distill.records.verdict import MISSING, format_number
 from distill.training.statistics import (
     Difference,
     Values,
@@ -419,15 +419,12 @@ def _value_cells(table: ExperimentTable) -> list[list[str]]:
             columns[MEDIAN] = [_format_median(table, row) for row in cells]
         published = [table.published(row, column) for row in cells]
         if any(value is not None for value in published):
-            columns[f"{column}, {PAPER}"] = list(map(_format_published, published))
+            shown = [value if value is None else round(value, 2) for value in published]
+            columns[f"{column}, {PAPER}"] = [format_number(value, "g") for value in shown]
     if any(share is not None for share in _shares(table)):
         header = f"{KEPT} of {table.experiment.reference}"
         columns[header] = [MISSING if share is None else f"{100 * share:.1f}%" for share in _shares(table)]
     return [list(columns), *(list(line) for line in zip(*columns.values(), strict=True))]
-
-
-def _format_published(value: float | None) -> str:
-    return MISSING if value is None else f"{round(value, 2):g}"
 
 
 def _name_column(table: ExperimentTable, column: str) -> str:

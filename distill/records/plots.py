@@ -312,18 +312,12 @@ def read_curves(directory: Path) -> Mapping[str, Curve]:
             continue
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.DictReader(line.replace("\0", "") for line in file):
-                _add(row, curves)
+                values = {name: value for name, text in row.items() if (value := _number(text)) is not None}
+                if (step := values.pop("step", None)) is not None:
+                    for name, value in values.items():
+                        if name.startswith((TERM, DEV)):
+                            curves.setdefault(name, {})[int(step)] = value
     return {name: sorted(points.items()) for name, points in curves.items()}
-
-
-def _add(row: Mapping[str, str | None], curves: dict[str, dict[int, float]]) -> None:
-    step = _number(row.get("step"))
-    if step is None:
-        return
-    for name, text in row.items():
-        value = _number(text)
-        if value is not None and name.startswith(("train/", "dev/")):
-            curves.setdefault(name, {})[int(step)] = value
 
 
 def _number(text: str | None) -> float | None:

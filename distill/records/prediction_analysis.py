@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.core.contracts import Data, RawSplit, Scores
+from distill.core.contracts import Data, Scores
 from distill.core.errors import UserError, first_line
 from distill.core.files import atomic_file
 from distill.edge.answering import normalize_references, score_answer
@@ -52,41 +52,21 @@ def write_predictions(
     import pyarrow
     import pyarrow.parquet
 
-    tables = [
-        _create_table(
-            name, split, {model: scores[name] for model, scores in models.items()}, splits, settings,
-            written.get(name, {}),
-        )
-        for name, split in splits.scored().items()
-    ]  # fmt: skip
-    table = pyarrow.concat_tables(
-        tables, promote_options="default"
-    )  # One split may have values where another has none.
+    tables = []
+    for name, split in splits.scored().items():
+        count = len(split)
+        columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
+        if settings.texts:
+            columns |= {**split.text_columns(), **written.get(name, {})}
+        for model, scores in models.items():
+            predictions = splits.scoring.tabulate(scores[name], splits, examples=count)
+            columns.setdefault("label", predictions["label"])
+            columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
+        tables.append(pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()}))
+    table = pyarrow.concat_tables(tables, promote_options="default")  # A split may have values where another has none.
     schema = [field.with_type(pyarrow.float64()) if field.type == pyarrow.null() else field for field in table.schema]
     with atomic_file(directory / FILE) as temporary:
         pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema)), temporary)
-
-
-def _create_table(
-    name: str,
-    split: RawSplit,
-    models: Mapping[str, Scores],
-    splits: Data,
-    settings: RecordSettings,
-    written: Mapping[str, Sequence[object]],
-) -> "pyarrow.Table":
-    """Returns the rows of one split."""
-    import pyarrow
-
-    count = len(split)
-    columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
-    if settings.texts:
-        columns |= {**split.text_columns(), **written}
-    for model, scores in models.items():
-        predictions = splits.scoring.tabulate(scores, splits, examples=count)
-        columns.setdefault("label", predictions["label"])
-        columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
-    return pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()})
 
 
 MOST_CLASSES = 20  # Of a confusion matrix.

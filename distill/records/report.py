@@ -385,10 +385,12 @@ def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str 
     task = record["task"]
     card = _card_data(record, is_torch=auto_class is not None)
     record = hide_paths(record)
+    difference = (record["student"] or {}).get("untaught")  # From the baseline that the card is about.
     body = _render(
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
         prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
-        license=card.license, data_license=find_data_license(task.get("hub_id")), untaught=_describe_untaught(record),
+        license=card.license, data_license=find_data_license(task.get("hub_id")),
+        untaught=describe_difference(difference, task) if difference else None,
         wheel=WHEEL,
     )  # fmt: skip
     return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
@@ -423,12 +425,6 @@ def comparison_sentences(record: Record) -> list[str]:
         for name, opening in openings.items()
         if name in comparison
     ]
-
-
-def _describe_untaught(record: Record) -> str | None:
-    """Returns the difference of the student from the baseline that a card is about; None for another card."""
-    difference = (record["student"] or {}).get("untaught")
-    return describe_difference(difference, record["task"]) if difference else None
 
 
 def describe_difference(difference: Record, task: Record) -> str:
@@ -491,7 +487,8 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
     torch_model = (f"{model['name']}, torch" if export else model["name"], model["metrics"])
     files = [(file["file"], file["metrics"]) for file in export.values()]
     files = [torch_model, *files] if is_torch or not files else files
-    teachers = _teachers(record)
+    members = record["teacher"].get("members") or [record["teacher"]]  # Of an ensemble.
+    teachers = list(dict.fromkeys(member["resolved"] for member in members))
     tags = None if (record["student"] or {}).get("untaught") else ["knowledge-distillation"]
     results = [
         EvalResult(
@@ -512,12 +509,6 @@ def _card_data(record: Record, *, is_torch: bool) -> ModelCardData:
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         model_name=f"{model['name']}-{task['name']}", eval_results=results or None,
     )  # fmt: skip
-
-
-def _teachers(record: Record) -> list[str]:
-    """Returns the names of the teacher, or of the members of an ensemble."""
-    teacher = record["teacher"]
-    return list(dict.fromkeys(member["resolved"] for member in teacher.get("members") or [teacher]))
 
 
 def _default_prediction(task: Record, labels: Sequence[str]) -> str:

@@ -55,7 +55,8 @@ def render_table(table: LatexTable) -> str:
     """Returns a table as LaTeX, for which a document needs the packages booktabs and graphicx."""
     header, *rows = table.cells
     lines = [
-        *_comment(table.notes), r"\begin{table}[t]", r"  \centering", rf"  \caption{{{escape(table.caption)}}}",
+        *(f"% {' '.join(note.split())}" for note in (r"Needs \usepackage{booktabs,graphicx}.", *table.notes)),
+        r"\begin{table}[t]", r"  \centering", rf"  \caption{{{escape(table.caption)}}}",
         rf"  \label{{tab:{table.name}}}", f"  {_FIT}", rf"  \begin{{tabular}}{{{_align(table.cells)}}}",
         r"    \toprule", _row(header), r"    \midrule", *map(_row, rows), r"    \bottomrule",
         r"  \end{tabular}}", r"\end{table}",
@@ -80,10 +81,6 @@ def escape(text: str) -> str:
     """Returns a text in one line of LaTeX, in which no character has a meaning."""
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return _SPECIAL.sub(lambda found: _ESCAPED[found[0]], _MINUS.sub("\u2212", words))
-
-
-def _comment(notes: Sequence[str]) -> list[str]:
-    return [f"% {' '.join(note.split())}" for note in (r"Needs \usepackage{booktabs,graphicx}.", *notes)]
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -137,7 +134,6 @@ OPTIONAL = (
 # Columns that only a page has room for.
 LEAST = ("seconds", "int8", "seeds", "speed-up")  # Columns that a narrow terminal lacks, the first one first.
 WIDE = ("95% interval", "on dev", "baseline", "MB", "p50 ms")
-_DIFFERENCE_FIELDS = ("difference", "low", "high", "p")
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -219,13 +215,9 @@ def _spread_columns(prefix: str, of: Row | FileResult | None, split: str) -> dic
 
 
 def _difference_columns(prefix: str, difference: Difference | None) -> dict[str, object]:
-    if difference is None:
-        return {f"{prefix}{name}": None for name in _DIFFERENCE_FIELDS}
-    low, high = difference["interval"] or (None, None)
-    return {
-        f"{prefix}difference": difference["difference"], f"{prefix}low": low, f"{prefix}high": high,
-        f"{prefix}p": difference["p"],
-    }  # fmt: skip
+    value, p = (difference["difference"], difference["p"]) if difference else (None, None)
+    low, high = (difference["interval"] if difference else None) or (None, None)
+    return {f"{prefix}difference": value, f"{prefix}low": low, f"{prefix}high": high, f"{prefix}p": p}
 
 
 def _interval(row: Row) -> tuple[float | None, float | None]:
