@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -244,15 +244,19 @@ def read_experiment(content: JsonObject) -> Experiment:
     steps: dict[str, Options] = {RUN: ()} if given.steps is None else given.steps
     last = list(steps)[-1]
     rows = {name: of if isinstance(of, dict) else {last: of} for name, of in given.rows.items()}
-    columns = {name: _read_column(name, of) for name, of in (given.tasks or {}).items()}
+    columns = {
+        name: _create(Column, of if isinstance(of, dict) else {"options": of}, f"experiment.tasks.{name}")
+        for name, of in (given.tasks or {}).items()
+    }
+    seeds = range(given.seeds) if isinstance(given.seeds, int) else given.seeds
     published = [
         _create(Published, each, f"experiment.published[{number}]") for number, each in enumerate(given.published or [])
     ]
     cut = None if given.cut is None else _create(Cut, given.cut, "experiment.cut")
     experiment = Experiment(
         name=given.name, title=given.title, steps=steps, rows=rows, columns=columns,
-        reference=given.reference or next(iter(rows), ""), seeds=_read_seeds(given.seeds), published=published,
-        differs=given.differs, cut=cut, left_out={},
+        reference=given.reference or next(iter(rows), ""), seeds=[None] if seeds is None else list(seeds),
+        published=published, differs=given.differs, cut=cut, left_out={},
     )  # fmt: skip
     _check(experiment)
     return experiment if cut is None else _apply(experiment, cut)
@@ -263,18 +267,6 @@ def _create(cls: Any, content: Mapping[str, Any], prefix: str) -> Any:
         return cls(**content)
     except OptionError as error:
         raise error.with_prefix(prefix) from None
-
-
-def _read_column(name: str, content: object) -> Column:
-    prefix = f"experiment.tasks.{name}"
-    values = content if isinstance(content, dict) else {"options": content}
-    return cast(Column, _create(Column, values, prefix))
-
-
-def _read_seeds(seeds: int | Sequence[int] | None) -> Sequence[int | None]:
-    if seeds is None:
-        return [None]
-    return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
 
 def _check(experiment: Experiment) -> None:
