@@ -60,7 +60,15 @@ from distill.models.generator import DISCRIMINATOR, GENERATOR, GeneratorOptions,
 from distill.models.wrappers import heads_of
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
-from distill.text.sequences import PAIR_COLUMNS, PackedText, Sequences, SequenceSettings, held_out_of, is_streamed, open_corpus
+from distill.text.sequences import (
+    PAIR_COLUMNS,
+    PackedText,
+    Sequences,
+    SequenceSettings,
+    held_out_of,
+    is_streamed,
+    open_corpus,
+)
 from distill.text.streaming import StreamedText
 
 UNIGRAM = "the frequency of each token in train"

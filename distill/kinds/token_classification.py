@@ -25,7 +25,6 @@ from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
 from distill.data import sources
 from distill.data.batches import TokenizedExamples
-from distill.data.labelled_text import check_surrogates
 from distill.data.pool import Unlabelled, UnlabelledText
 from distill.data.sources import TableSource, check_columns, check_memory, text_keys
 from distill.data.splits import LabelledData, Split, create_data

@@ -457,7 +457,7 @@ def find_bundle(run: Path, *, force: bool = False) -> Path:
         RefusedError: if there is none, or no file passed its gate.
     """
     record = _read(run)
-    decided = Results(record).decide() if record["task"] else None
+    decided = verdicts.Results(record).decide() if record["task"] else None
     directory = run / (decided.bundle if decided and decided.bundle else verdicts.BUNDLE)
     if not any(directory.rglob(NAME)):
         if record["status"] == "running":
@@ -470,7 +470,7 @@ def find_bundle(run: Path, *, force: bool = False) -> Path:
 
 
 def _find_reason(record: JsonObject) -> str | None:
-    decided = Results(record).decide() if record["task"] else None
+    decided = verdicts.Results(record).decide() if record["task"] else None
     is_baseline = decided is not None and decided.bundle == verdicts.BASELINE_BUNDLE
     return describe_gates(record["baseline"]["export"] if is_baseline else record["export"])
 
