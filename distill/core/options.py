@@ -165,7 +165,11 @@ def _needs_quotes(text: str) -> bool:
 
 
 def _to_option_error(
-    error: ValidationError, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], prefix: str
+    error: ValidationError,
+    target: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, Any],
+    prefix: str,
 ) -> Exception:
     """Returns the first of pydantic's errors as an OptionError, or what a check of several options raised."""
     annotations = list_annotations(target)

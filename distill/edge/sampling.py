@@ -238,7 +238,7 @@ def _read_fields(kind: type[GenerationSettings | TokenRules], values: Mapping[st
     return {name: _freeze(values[name]) for name in rules if values.get(name) is not None}
 
 
-def _freeze(value: Any) -> Any:
+def _freeze(value: object) -> Any:
     """Returns a value of JSON with tuples for its lists."""
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 

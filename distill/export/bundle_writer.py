@@ -86,8 +86,7 @@ def write_bundle(
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
-    manifest.content["teacher"] = teacher
-    manifest.content["decoding"] |= scores["dev"].decoding
+    manifest.content.update(teacher=teacher, decoding=manifest.content["decoding"] | scores["dev"].decoding)
     manifest.write({FLOAT32: fp32.name})
     bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
     scorer = Scorer(bundle, splits, scores, settings)

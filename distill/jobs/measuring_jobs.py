@@ -106,7 +106,7 @@ def _read_predictions(path: Path) -> list[Record]:
     return [row[0] if len(row) == 1 else list(row) for row in rows]
 
 
-def _to_list(value: Any) -> list[Any]:
+def _to_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 

@@ -8,6 +8,7 @@ in the directory of the sweep.
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import Logger
@@ -130,17 +131,21 @@ class TextJob:
                 training=training_record(fit, module) | losses, teacher=teacher | _measure(scoring, scores, losses)
             )
             first, *further = heads_of(module.student.eval().cpu()).items()
-            save_model(first[1], start.tokenizer, directory)
-            for name, other in further:  # Those that were trained together with it, in folders of their names.
-                save_model(other, start.tokenizer, directory / name)
+            for name, model in (("", first[1]), *further):  # Those trained with it are in folders of their names.
+                save_model(model, start.tokenizer, directory / name)
             if self.export.enabled is True:
                 self._export(training)
             loggers.log_results(run.record, bundle if self.export.enabled is True else None)
+        self._close(directory, bundle)
+
+    def _close(self, model: Path, bundle: Path) -> None:
+        """Writes the report, and prints where everything is."""
+        run = self.run
         page = write_report(run.directory, {**run.record, "status": "finished"})
         console.print()
         console.print(report.summary_table(run.record))
         print_line(f"Report  {page}")
-        print_line(f"Model   {directory}")
+        print_line(f"Model   {model}")
         if run.record["export"]:
             print_line(f"Bundle  {bundle}")
             print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")

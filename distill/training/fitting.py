@@ -340,22 +340,25 @@ class RankTraining:
             with _accelerate(module.student, settings):
                 soup = lightning_callbacks.take_best_weights(module, self.dev, settings, best=best, recent=recent)
             self._print_ending(patience, soup)
-        seconds = max(timer.time_elapsed("train"), 1e-9)
         score = float("nan") if best.best_model_score is None else float(best.best_model_score)
-        return Fit(
-            seconds=seconds,
-            epochs=module.examples_seen / epoch_size(self.train) if self.train.batch_sampler else None,
-            steps=trainer.global_step,
-            precision=settings.resolved_precision(),
-            examples_per_second=module.examples_seen / seconds,
-            tokens_per_second=module.tokens_seen / seconds,
-            padding=1 - module.tokens_seen / max(1, module.tokens_computed),
+        return self._describe(
+            seconds=max(timer.time_elapsed("train"), 1e-9), steps=trainer.global_step,
             peak_rss_mb=processes.peak_mb() if measures_memory else None,
             best=soup.metric if soup is not None and soup.taken else score,
             stopped_early=None if patience is None else patience.stopped,
             soup=None if soup is None else soup.record(),
             rise=find_rise(curve.values, selects=selects, examples=len(cast(Examples, self.dev.dataset))),
-        )
+        )  # fmt: skip
+
+    def _describe(self, *, seconds: float, **ending: Any) -> Fit:
+        """Returns the result of a training of so many seconds, with what its end says of it."""
+        module = self.module
+        return Fit(
+            seconds=seconds, epochs=module.examples_seen / epoch_size(self.train) if self.train.batch_sampler else None,
+            precision=self.settings.resolved_precision(), examples_per_second=module.examples_seen / seconds,
+            tokens_per_second=module.tokens_seen / seconds,
+            padding=1 - module.tokens_seen / max(1, module.tokens_computed), **ending,
+        )  # fmt: skip
 
     def _create_trainer(self, callbacks: list[Callback], logger: Logger | Sequence[Logger] | None) -> L.Trainer:
         """Returns Lightning's trainer of this rank."""

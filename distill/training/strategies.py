@@ -359,6 +359,15 @@ class _ExistingProcessGroup(ClusterEnvironment):
 T = TypeVar("T")
 
 
+def _check_whole(task_id: str | None) -> None:
+    """Raises UserError for a run that is a task of a cluster."""
+    if task_id is not None:
+        raise UserError(
+            "trainer.strategy=ray needs the whole cluster, and this run is a task of hydra/launcher=ray: leave out "
+            "one of them"
+        )
+
+
 def run_in_ray(
     function: Callable[..., T],
     *arguments: object,
@@ -370,7 +379,7 @@ def run_in_ray(
 ) -> T:
     """Returns the result of `function(*arguments, **rank_zero_arguments)` in rank 0.
 
-    Meanwhile the other ranks run `function(*arguments)`. The cluster is that of RAY_ADDRESS, or else of this machine.
+    Meanwhile the other ranks run `function(*arguments)`, in the cluster of RAY_ADDRESS, or else of this machine.
 
     Args:
         directory: where Ray Train keeps its state while the call lasts; all machines see it.
@@ -388,26 +397,17 @@ def run_in_ray(
         from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        if ray.get_runtime_context().get_task_id() is not None:
-            raise UserError(
-                "trainer.strategy=ray needs the whole cluster, and this run is a task of hydra/launcher=ray: leave out "
-                "one of them"
-            )
+        _check_whole(ray.get_runtime_context().get_task_id())
         resources = allot_resources(ray.nodes(), world_size, device)
-        config = {
-            "payload": ray.put(payload), "directory": os.getcwd(), "threads": int(resources["CPU"]), "run": events.run
-        }  # fmt: skip
-        is_cuda, storage_path = device.type == "cuda", str(directory.absolute())
-        trainer = TorchTrainer(
-            _run_rank,
-            train_loop_config=config,
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if is_cuda else "gloo"),
-            scaling_config=ScalingConfig(num_workers=world_size, use_gpu=is_cuda, resources_per_worker=resources),
-            run_config=RunConfig(
-                name="ray", storage_path=storage_path, failure_config=FailureConfig(max_failures=max_failures),
-                logging_config=LoggingConfig(log_level="ERROR"),
-            ),
-        )  # fmt: skip
+        config = {"payload": ray.put(payload), "directory": os.getcwd(), "run": events.run}
+        config["threads"] = int(resources["CPU"])
+        is_cuda, place = device.type == "cuda", str(directory.absolute())
+        backend = TorchConfig(backend="cpu:gloo,cuda:nccl" if is_cuda else "gloo")
+        scaling = ScalingConfig(num_workers=world_size, use_gpu=is_cuda, resources_per_worker=resources)
+        failures, logging = FailureConfig(max_failures=max_failures), LoggingConfig(log_level="ERROR")
+        run = RunConfig(name="ray", storage_path=place, failure_config=failures, logging_config=logging)
+        options = {"torch_config": backend, "scaling_config": scaling, "run_config": run}
+        trainer = TorchTrainer(_run_rank, train_loop_config=config, **options)
         try:
             with handle_signals(signal.default_int_handler, signal.SIGINT):  # Ray Train replaces and keeps it.
                 result = trainer.fit().return_value

@@ -325,8 +325,7 @@ def test_a_teacher_finds_the_negatives_of_a_run(tokenizer: PreTrainedTokenizerBa
     [entry] = (tmp_path / "cache" / "negatives").iterdir()
     vectors = np.load(entry / "vectors.npy")
     data = embedding(directory, negatives=2, negatives_by="teacher").read(tmp_path)
-    training = data.scoring.data.training
-    assert vectors.shape == (len(training.judged) + 40, 32)
+    assert vectors.shape == (len(data.scoring.data.texts.judged["train"]) + 40, 32)
     assert data.mine(data, lambda texts: vectors).sha256 == digest
 
 
