@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from teachers.vocabulary import train_word_pieces
+from distill.text.vocabulary import train_word_pieces
 from tests.edge.conftest import (
     write_choice_bundle,
     write_mask_bundle,

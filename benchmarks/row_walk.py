@@ -44,8 +44,8 @@ def walk_row(directory: Path) -> None:
     from distill.kinds import Classification
     from distill.losses import HardLabels, Objective, SoftTargets
     from distill.teachers.signal import Live
+    from distill.text.vocabulary import train_word_pieces
     from distill.training.module import DistillationModule
-    from teachers.vocabulary import train_word_pieces
 
     (directory / "rows.csv").write_text(ROWS)
     task: Any = Classification(text="text", data=directory / "rows.csv", dev_fraction=0.25, max_length=16)

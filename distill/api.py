@@ -583,6 +583,7 @@ def _create_plan(teacher: Teacher, task: Task | Tasks, **options: Unpack[PlanOpt
     seed, trainer = _join_seeds(options.get("seed"), options.get("trainer"))
     return Plan(
         tasks=Tasks.of(task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
+        has_default_objective=objective is None,
         trainer=trainer, export=options.get("export") or ExportSettings(),
         benchmark=options.get("benchmark") or BENCHMARK, budget=options.get("budget") or Budget(),
         record=options.get("record") or RecordSettings(), report=options.get("report") or ReportSettings(),

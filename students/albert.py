@@ -45,6 +45,7 @@ def from_teacher(
     table: Literal["svd", "ridge"] = "ridge",
     layer: str | int = "last",
     init: Literal["teacher", "random"] = "teacher",
+    start: str | None = None,
 ) -> PreTrainedModel:
     """Creates an ALBERT (arXiv 1909.11942) of the teacher's width and head, in training mode and float32.
 
@@ -64,6 +65,7 @@ def from_teacher(
             that are as deep as its own, and takes the `first`, the `last` or the `mean` of them. An index chooses a
             layer for a student with one set. `random` copies none.
         init: `random` copies nothing at all.
+        start: another encoder, which is then the `teacher` here, with its tokenizer.
 
     Raises:
         UserError: for an option that is out of range, or a teacher with another kind of head or of layers.

@@ -30,6 +30,7 @@ def from_teacher(
     dropout: Dropout = 0.1,
     pooling: Literal["last", "max", "mean"] = "last",
     init: Literal["teacher", "random"] = "teacher",
+    tokenizer: str | None = None,
 ) -> PreTrainedModel:
     """Creates a BiLSTM (arXiv 1903.12136) for the teacher's tokens, in training mode and float32.
 
@@ -44,6 +45,7 @@ def from_teacher(
         classifier_dim: width of the ReLU layer of a head for whole texts.
         pooling: of the hidden states for a head for whole texts. Vectors are pooled as the task says.
         init: initial embeddings, those of the `teacher` or `random` ones.
+        tokenizer: one of its own, a directory or `pieces`, whose pieces the `teacher` here then has embeddings of.
 
     Raises:
         UserError: if a size is below 1, a name is unknown, no BiLSTM has the task's head, or the task is for pairs and

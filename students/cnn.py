@@ -30,6 +30,7 @@ def from_teacher(
     classifier_dim: PositiveInt = 200,
     dropout: Dropout = 0.1,
     init: Literal["teacher", "random"] = "teacher",
+    tokenizer: str | None = None,
 ) -> PreTrainedModel:
     """Creates a CNN for the teacher's tokens, in training mode and float32.
 
@@ -47,15 +48,11 @@ def from_teacher(
         dilations: distance between neighbouring inputs of each layer for tokens.
         classifier_dim: width of the ReLU layer of the head for whole texts.
         init: initial embeddings, those of the `teacher` or `random` ones.
+        tokenizer: one of its own, a directory or `pieces`, whose pieces the `teacher` here then has embeddings of.
 
     Raises:
         UserError: if an option is invalid, no CNN has the task's head, or pairs have no separator.
     """
-    if tag_width % 2 == 0:
-        raise UserError(
-            f"got student.tag_width={tag_width}, expected an odd number, because a tag belongs to the token in the "
-            f"middle: take {tag_width + 1}"
-        )
     student_class = find_class(task, CnnConfig, "cnn", ", only for labels and numbers of texts and for tags")
     given = {"widths": list(widths), "dilations": list(dilations)}
     layers: dict[str, Any] = {name: of if name == student_class.layers_by else [] for name, of in given.items()}
@@ -74,7 +71,12 @@ def from_teacher(
 
 
 def _check_layers(layers: Mapping[str, Sequence[int]], *, hidden_dim: int, tag_width: int, max_length: int) -> None:
-    """Raises UserError if the widths have unequal shares, or a convolution reaches beyond the longest text."""
+    """Raises UserError for an even width, unequal shares, and a convolution that reaches beyond the longest text."""
+    if tag_width % 2 == 0:
+        raise UserError(
+            f"got student.tag_width={tag_width}, expected an odd number, because a tag belongs to the token in the "
+            f"middle: take {tag_width + 1}"
+        )
     widths, furthest = layers["widths"], max(layers["dilations"], default=0)
     if widths and hidden_dim % len(widths):
         raise UserError(

@@ -59,6 +59,7 @@ def from_teacher(
     decoder_depth: int | None = None,
     init: str | Sequence[str] = "teacher",
     general: Mapping[str, Any] | None = None,
+    start: str | None = None,
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
@@ -84,10 +85,10 @@ def from_teacher(
 
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
-        depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
+        depth, decoder_depth: layers of the encoder and of a decoder behind it; by default half of them.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
-        init, general, task, chunk, chunk_overlap, chunk_pooling: as in `check_init`, and as in `Chunking`.
+        init, general, start, task, chunk, chunk_overlap, chunk_pooling: as in `check_init` and `Chunking`.
 
     Raises:
         UserError: for layers, attention or sizes that the student cannot have.
@@ -95,13 +96,22 @@ def from_teacher(
     cut = Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     copies = check_init(init, general, heads=heads, ffn=ffn, embedding_dim=embedding_dim, prune=prune, chunk=chunk)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
+    is_whole = encoder_below_features(teacher) is teacher
+    cut.check(copies=copies, can_be_cut=is_whole and not chunk and not long_texts.is_set)
+    importance = origins.importance if copies and origins else None
+    student = cut.apply(_follow(teacher, layers, depth, decoder_depth, copies=copies), importance)
+    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
+
+
+def _follow(
+    teacher: PreTrainedModel, layers: Layers, depth: int | None, decoder_depth: int | None, *, copies: bool
+) -> PreTrainedModel:
+    """Creates the student with some of the layers of a teacher, or of the encoder below a BiLSTM on its features."""
     encoder = encoder_below_features(teacher)
-    cut.check(copies=copies, can_be_cut=encoder is teacher and not chunk and not long_texts.is_set)
     decoder_depth = decoder_depth if encoder is teacher else None
     student = copy_layers(encoder, layers, depth, copies=copies, decoder_depth=decoder_depth)
     name_in_whole(student, encoder=encoder, whole=teacher)
-    student = cut.apply(student, origins.importance if copies and origins else None)
-    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
+    return student
 
 
 def check_init(init: str | Sequence[str], general: Mapping[str, Any] | None = None, **chosen: object) -> bool:

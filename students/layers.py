@@ -18,6 +18,7 @@ def from_teacher(
     depth: int | None = None,
     init: str | Sequence[str] = "teacher",
     general: Mapping[str, Any] | None = None,
+    start: str | None = None,
 ) -> PreTrainedModel:
     """Creates a model of the teacher's class with some of its layers, in training mode and float32.
 
@@ -25,7 +26,7 @@ def from_teacher(
     from.
 
     Args:
-        layers, depth, init, general: as those of the student `distilbert`.
+        layers, depth, init, general, start: as those of the student `distilbert`.
 
     Raises:
         UserError: if the student cannot have these layers.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, SkipValidation
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import VECTOR_SETTINGS, Task
 from distill.core.errors import OptionError, UserError
@@ -33,6 +33,7 @@ def from_teacher(
     token_dropout: Dropout = 0.1,
     smoothing: Annotated[float, Field(gt=0, description="a number above 0, such as 0.001")] = SMOOTHING,
     start: Literal["sentence", "teacher", "random"] = "sentence",
+    tokenizer: str | None = None,
 ) -> PreTrainedModel:
     """Creates a student that reads a text as a bag of pieces, in training mode and float32.
 
@@ -45,15 +46,14 @@ def from_teacher(
         origins: the sentence encoder's vectors of pieces and the shares of pieces.
         dim: width of the vectors of pieces, at most the teacher's; None uses the teacher's.
         buckets: number of vectors of two pieces; 0: none.
-        bucket_dim: width of these vectors.
-        classifier_dim: width of the ReLU layer of a head for whole texts.
+        bucket_dim, classifier_dim: width of these vectors, and of the ReLU layer of a head for whole texts.
         token_dropout: share of the pieces of a text that a training step leaves out.
         smoothing: a of the initial weights.
         start: initial vectors, those of the teacher before its fine-tuning (`sentence`), of the teacher, or random.
+        tokenizer: one of its own, a directory or `pieces`, whose pieces the `teacher` here then has embeddings of.
 
     Raises:
-        UserError: if an option is out of range, there is no head for the task, vectors are not pooled by the mean, or
-            the task is for pairs and the teacher has no separator.
+        UserError: for an option out of range, a task without a head, other pooling, and pairs without a separator.
     """
     _check_table(dim, buckets)
     student_class, width = _find_class(task), int(teacher.config.hidden_size)
@@ -63,15 +63,20 @@ def from_teacher(
         **describe_texts(teacher, task),
     ))  # fmt: skip
     if origins.shares is not None and origins.sentence_vectors is not None:
-        shares, special = origins.shares(), sorted(set(origins.tokenizer.all_special_ids))
-        with torch.no_grad():
-            student.weights.weight[: len(shares), 0] = smoothing / (smoothing + shares)
-            student.counted[torch.tensor(special, dtype=torch.long)] = 0
+        shares = origins.shares()
+        _start_weights(student, smoothing / (smoothing + shares), origins.tokenizer)
         if start != "random":
             vectors = origins.sentence_vectors() if start == "sentence" else encode_pieces(teacher, origins.tokenizer)
             _start_vectors(student, vectors, shares)
     student.inherited = {}  # type: ignore[assignment]  # No tensor is one of the teacher's.
     return student.float().train()
+
+
+@torch.no_grad()
+def _start_weights(student: StaticPreTrainedModel, weights: Tensor, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sets the weights of the pieces, `[V]`, those of special tokens to 0."""
+    student.weights.weight[: len(weights), 0] = weights
+    student.counted[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
 
 
 def _check_table(dim: int | None, buckets: int) -> None:

@@ -17,9 +17,9 @@ from distill.models.forward import check_reads_both_sides, choose_padding_side, 
 from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.sentence_files import load_tokenizer, separate_texts
 from distill.models.surgery.layers import reserved_positions
+from distill.text.vocabulary import train_bytes, train_sentinels, train_word_pieces
 
 from .pretrained import check_precision
-from .vocabulary import train_bytes, train_sentinels, train_word_pieces
 
 Pieces = Annotated[Literal["words", "bytes", "sentinels"], Field(description="words or bytes or sentinels")]
 TRAINERS = {"words": train_word_pieces, "bytes": train_bytes, "sentinels": train_sentinels}

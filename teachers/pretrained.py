@@ -8,8 +8,9 @@ from typing import Any
 from distill.core import storage
 from distill.core.errors import UnreachableError, UserError
 from distill.core.files import is_full_disk
-from distill.models.loading import Start, find_directory, has_tokenizer, load_directory, read_width
+from distill.models.loading import OF_TEXTS, Start, find_directory, has_tokenizer, load_directory, read_width
 from distill.models.surgery.long_texts import Attention, LongTexts, lengthen
+from distill.models.yes_no import load_yes_no
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 # The files to download; weights only in safetensors, because a pickle can run code.
@@ -23,6 +24,7 @@ class Pretrained:
         name: name of the teacher in records and directories.
         precision: precision of the forward passes, `float32`, `bfloat16` or `auto`, independent of the checkpoint's.
         trust_remote_code: whether to run Python code that comes with the weights.
+        answers, prompt: of a language model that scores a document by a yes or a no, as in `load_yes_no`.
         attention, window, global_tokens, positions: changes for long texts, as in `LongTexts`.
     """
 
@@ -37,12 +39,17 @@ class Pretrained:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
+        answers: Sequence[str] | None = None,
+        prompt: str | None = None,
         attention: Attention = "own",
         window: int | None = None,
         global_tokens: int = 1,
         positions: int | None = None,
     ) -> None:
         check_precision(precision)
+        if (answers is None) != (prompt is None) or (answers is not None and len(answers) != 2):
+            raise UserError("teacher.answers=[yes,no] and teacher.prompt belong together: give both, or neither")
+        self.answers, self.prompt = answers, prompt
         self.long_texts = LongTexts("teacher", attention, window, global_tokens, positions)
         if path is None and id is None:
             raise UserError(f"teacher {name} has no weights: give teacher.path=DIR or teacher.id=NAME of the Hub")
@@ -108,6 +115,8 @@ class Pretrained:
                 digest.update(str(path.relative_to(directory)).encode())
                 digest.update(self._digest(path))
         digest.update(self.long_texts.key().encode())
+        if self.answers is not None:
+            digest.update(f"{list(self.answers)} {self.prompt}".encode())
         return digest.hexdigest()
 
     def _digest(self, path: Path) -> bytes:
@@ -131,6 +140,15 @@ class Pretrained:
 
         Without `labels` the head is over the vocabulary. `texts` are not read, because the model has a vocabulary.
         """
+        if self.answers is not None and self.prompt is not None:
+            if auto_class != OF_TEXTS or labels is None or len(labels) != 1:
+                raise UserError(
+                    "teacher.answers gives a score to a text for a query: take task=reranking, or leave it out"
+                )
+            yes, no = self.answers
+            return load_yes_no(
+                self.locate(), (yes, no), self.prompt, labels[0], trust_remote_code=self.trust_remote_code
+            )
         start = load_directory(
             self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
         )

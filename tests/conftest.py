@@ -25,7 +25,6 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from hydra.core.plugins import Plugins
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +44,7 @@ from distill.models.surgery.embeddings import choose_pieces
 from distill.records import plots
 from distill.teachers.output_cache import Cached
 from distill.teachers.signal import Live
+from distill.text.vocabulary import train_word_pieces
 from distill.training import fitting
 from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule

@@ -9,6 +9,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, encoding, student_search
+from distill.chain.parent import Parent, check_terms_across, choose_terms, is_same, load_parent
 from distill.chain.plan import Plan, Student, check_plan
 from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary, show_summary
 from distill.chain.task_run import BASELINE, TaskRun, joint_record, task_record
@@ -29,6 +30,7 @@ from distill.export.graph import share_weights
 from distill.export.rehearsal import rehearse_export
 from distill.export.wheel import check_model2vec, write_wheel
 from distill.kinds import multitask
+from distill.kinds.kind import Kind
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.decoding import list_notices
@@ -45,6 +47,7 @@ from distill.records.report import summary_cells
 from distill.records.run import Run
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.reading import match_splits
 from distill.teachers.signal import check_size, check_teachers, join_scores, join_teachers
 from distill.teachers.source import TeacherSource, locate
 
@@ -59,6 +62,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     """
     plan = plan.choose_for(source)
     check_plan(source, plan)
+    plan = choose_terms(plan, student, source)
     breakdowns.check_seeds(plan)
     silence_libraries()
     open_cache(plan.cache_dir)
@@ -123,11 +127,9 @@ class _Reading:
         """Returns the student within the budget, and the task with its teacher."""
         plan, info = self.plan, self.task.info
         preparation = teaching.Preparation(
-            task=self.task, splits=self.data, cache_dir=plan.cache_dir, run_directory=self.run.directory,
+            task=self.teacher_task, splits=self.data, cache_dir=plan.cache_dir, run_directory=self.run.directory,
             device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
-            rehearse=lambda model, tokenizer, examples: self._choose_student(
-                model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
-            ),
+            rehearse=self._rehearse,
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation)
         if info.writes:  # Notices of what no text is written with here, of the teacher's generation configuration.
@@ -140,16 +142,53 @@ class _Reading:
             self.encode.given = teaching.label_scored(
                 teacher, self.task, self.data, cache=self.source.cache, directory=plan.cache_dir, dry_run=plan.dry_run
             )
+        parent = load_parent(self.search.student, self.task, self.data, teacher.model, teacher.tokenizer)
         student, examples = self._choose_student(
-            teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
+            teacher.model, parent, lambda student: self.encode(teacher, student, parent.tokenizer)
         )
+        examples = self._match(teacher, parent.tokenizer, examples)
         cut = None
         if plan.trains_pieces:
             teacher, examples, cut = self._cut_vocabulary(teacher, student, examples)
         data = self.encode.data.with_examples(examples)
         origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device(), cut)
-        task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
+        task_run = TaskRun(
+            self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes,
+            own_parent=parent if parent.is_own else None,
+        )  # fmt: skip
         return student if plan.dry_run else student_search.search_layers(student, task_run), task_run
+
+    @property
+    def teacher_task(self) -> Task:
+        """Returns the task as the teacher reads it, which may be more tokens of an example."""
+        length = self.source.max_length
+        if length in (None, self.task.info.max_length) or not isinstance(self.task, Kind):
+            return self.task
+        assert length is not None
+        return self.task.with_max_length(length)
+
+    def _rehearse(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: EncodedSplits) -> None:
+        """Raises UserError for a student that cannot follow its teacher, before that one is fine-tuned."""
+        parent = load_parent(self.search.student, self.task, self.data, model, tokenizer)
+        if parent.tokenizer is not tokenizer:
+            examples = self.task.encode(self.data, parent.tokenizer, self.plan.cache_dir)
+        self._choose_student(model, parent, lambda student: self.encode.rehearse(parent.tokenizer, examples))
+
+    def _match(
+        self, teacher: PreparedTeacher, tokenizer: PreTrainedTokenizerBase, examples: EncodedSplits
+    ) -> EncodedSplits:
+        """Returns the examples of a student, and gives each teacher with another tokenizer its own reading of them."""
+        for member in teacher.members:
+            if member.known is not None:
+                assert isinstance(self.task, Kind)
+                assert isinstance(self.encode.data, LabelledData)
+                examples, member.readings = member.known.match(self.task, self.encode.data, examples)
+            elif self.teacher_task is not self.task or not is_same(tokenizer, member.tokenizer):
+                check_terms_across(self.plan)
+                assert isinstance(self.teacher_task, Kind)
+                own = self.teacher_task.encode(self.encode.data, member.tokenizer, self.plan.cache_dir)
+                examples, member.readings = match_splits(self.teacher_task, examples, own)
+        return examples
 
     def _cut_vocabulary(
         self, teacher: PreparedTeacher, student: Student, examples: EncodedSplits
@@ -165,10 +204,7 @@ class _Reading:
         return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
 
     def _choose_student(
-        self,
-        teacher: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        encode: Callable[[PreTrainedModel], EncodedSplits],
+        self, teacher: PreTrainedModel, parent: Parent, encode: Callable[[PreTrainedModel], EncodedSplits]
     ) -> tuple[Student, EncodedSplits]:
         """Returns the student within the budget and the tokenized splits, which `encode` returns for its model.
 
@@ -177,11 +213,12 @@ class _Reading:
                 too.
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
-        student = self.search.choose(teacher, tokenizer)
-        model, _ = make_student(student, teacher, task, self.data, Origins(tokenizer))
+        tokenizer = parent.tokenizer
+        student = self.search.choose(parent.model, tokenizer)
+        model, _ = make_student(student, parent.model, task, self.data, Origins(tokenizer))
         lengthens = student.has_option("positions")
         compatibility.check_length(model, tokenizer, task.info.max_length, who="student", lengthens=lengthens)
-        self._check_student(student.name, model, teacher, tokenizer)
+        self._check_student(student.name, model, teacher, parent)
         student_search.check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
@@ -201,13 +238,11 @@ class _Reading:
             )  # fmt: skip
         return student, examples
 
-    def _check_student(
-        self, name: str, student: PreTrainedModel, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
+    def _check_student(self, name: str, student: PreTrainedModel, teacher: PreTrainedModel, parent: Parent) -> None:
         """Raises UserError for a student that cannot follow the teacher."""
-        export, objective, info = self.plan.export, self.plan.objective, self.task.info
+        export, objective, info, tokenizer = self.plan.export, self.plan.objective, self.task.info, parent.tokenizer
         compatibility.check_filling(student, info, name)
-        compatibility.check_vocabulary(teacher, student, tokenizer)
+        compatibility.check_vocabulary(student if parent.is_own else parent.model, student, tokenizer)
         compatibility.check_target_length(student, tokenizer, info.max_target, who="student")
         compatibility.check_outputs(objective, teacher=teacher, student=student)
         compatibility.check_sizes(objective, teacher=teacher, student=student)

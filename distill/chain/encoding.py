@@ -120,11 +120,14 @@ class Encoding:
             return examples
         return self._encode(self._add_copies(self.plan.augment, tokenizer.mask_token), tokenizer)
 
-    def __call__(self, teacher: PreparedTeacher, student: PreTrainedModel) -> EncodedSplits:
-        """Returns the splits for the training of a student."""
+    def __call__(
+        self, teacher: PreparedTeacher, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> EncodedSplits:
+        """Returns the splits for the training of a student that reads by this tokenizer, or by its teacher's."""
+        tokenizer = tokenizer or teacher.tokenizer
         plan, info, data = self.plan, self.task.info, self.given
         if plan.augment is not None and not isinstance(plan.augment, AutoAugmentation):
-            data = self._add_copies(plan.augment, teacher.tokenizer.mask_token)
+            data = self._add_copies(plan.augment, tokenizer.mask_token)
         if info.unlabelled == "auto" and plan.objective.needs_teacher:
             assert isinstance(data, LabelledData)  # Other tasks have no automatic texts.
             data = self._add_chosen(data, teacher, student)
@@ -136,7 +139,7 @@ class Encoding:
         if targets is not None and isinstance(data, LabelledData):
             data = write_targets(data, teacher, targets, info=info, cache_dir=plan.cache_dir, dry_run=plan.dry_run)
         self.data = data
-        examples = self._encode(data, teacher.tokenizer)
+        examples = self._encode(data, tokenizer)
         if targets is None or not isinstance(data, TextData):
             return examples
         return continue_texts(data, examples, teacher, targets, cache_dir=plan.cache_dir, dry_run=plan.dry_run)

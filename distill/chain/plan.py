@@ -64,6 +64,7 @@ class Plan:
         augment: makes changed copies of the training texts, which the teacher labels; an `AutoAugmentation` where the
             task chooses its texts without labels, as many as suit the data.
         callbacks: those of Lightning that the training of the student has, and copies of them that of its baseline.
+        has_default_objective: whether nobody has chosen the objective, so that it may lose terms.
     """
 
     tasks: Tasks
@@ -84,6 +85,7 @@ class Plan:
     tracking: Tracking = field(default_factory=Tracking)
     augment: Augmentation | AutoAugmentation | None = None
     callbacks: tuple[Callback, ...] = ()
+    has_default_objective: bool = False
 
     @property
     def exports(self) -> bool:

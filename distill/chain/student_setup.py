@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.chain.parent import is_alike
 from distill.chain.plan import Plan, Student
 from distill.core.console import console, display_html, format_duration, in_notebook, print_line, print_notice
 from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Signal, Task
@@ -83,9 +84,10 @@ class OriginSource:
             print_line(f"Student: {weights.resolved()} as it is encodes each of {len(tokenizer):,} pieces, once")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # Of weights that are new.
-                model = weights.load(ENCODER, None, self.data.texts()).model
-            model = model if self.cut is None else self.cut.apply(model)
-            vectors = encode_pieces(model.to(self.device), tokenizer)
+                start = weights.load(ENCODER, None, self.data.texts())
+            model = start.model if self.cut is None else self.cut.apply(start.model)
+            is_own = self.cut is None and not is_alike(tokenizer, start.tokenizer)
+            vectors = encode_pieces(model.to(self.device), tokenizer, start.tokenizer if is_own else None)
             with new_entry(directory) as temporary:
                 save_file({"vectors": vectors}, temporary / "vectors.safetensors")
         return load_file(directory / "vectors.safetensors")["vectors"]

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, student_setup
 from distill.chain.breakdowns import ModelScores, TeacherTexts
+from distill.chain.parent import Parent
 from distill.chain.plan import Plan
 from distill.chain.student_setup import OriginSource, measure_delivered, warn_of_budget
 from distill.core.console import print_line, print_notice
@@ -73,6 +74,7 @@ class TaskRun:
         text: what is to know of the texts that only the teacher labels, besides their record.
         is_baseline: whether the student is the baseline, whose files are in a directory of their own.
         ranking: the importance of the teacher's heads and inner neurons once it is measured, for all seeds.
+        own_parent: what the students are made from in the place of the teacher; None for the teacher.
     """
 
     name: str
@@ -86,6 +88,17 @@ class TaskRun:
     text: Sequence[str] = ()
     is_baseline: bool = False
     ranking: list[Importance] = field(default_factory=list)
+    own_parent: Parent | None = None
+
+    @property
+    def parent(self) -> Parent:
+        """Returns what its students are made from, and the tokenizer that they read by."""
+        return self.own_parent or Parent(self.teacher.model, self.teacher.tokenizer)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer of its students."""
+        return self.teacher.tokenizer if self.own_parent is None else self.own_parent.tokenizer
 
     @property
     def scoring(self) -> Scoring:
@@ -94,7 +107,7 @@ class TaskRun:
     @property
     def start(self) -> Origins:
         """Returns what its students may start from besides the teacher."""
-        return replace(self.origins.of(self.teacher.tokenizer), importance=self.importance)
+        return replace(self.origins.of(self.tokenizer), importance=self.importance)
 
     def batches(self) -> BatchOptions:
         """Returns the size and the order of batches before `trainer.batch_size=auto` is chosen for the training."""
@@ -135,6 +148,25 @@ class TaskRun:
         difference = self.run.record["comparison"].get("baseline")
         return difference is not None and is_worse(difference, selects=self.scoring.selects)
 
+    def untaught(self) -> "TaskRun":
+        """Returns the task with the teacher as it was before its training, whose layers a baseline starts from."""
+        teacher = self.teacher.untrained()
+        return replace(
+            self, teacher=teacher, own_parent=None if self.own_parent is None else self.own_parent.of(teacher.model)
+        )
+
+    def describe_vocabulary(self, student: PreTrainedModel) -> str:
+        """Describes the tokens that teacher and student read."""
+        members = [member for member in self.teacher.members if member.readings and member.known is None]
+        if not members:
+            return compatibility.check_vocabulary(self.parent.model, student, self.tokenizer)
+        read = " and ".join(dict.fromkeys(f"{len(member.tokenizer):,}" for member in members))
+        words = f"the student reads {len(self.tokenizer):,} pieces and the teacher {read}, each by its own tokenizer"
+        longest = max(reading.task.info.max_length for member in members for reading in member.readings.values())
+        if longest <= self.task.info.max_length:
+            return words
+        return f"{words}; of {longest:,} tokens that the teacher reads the student sees {self.task.info.max_length:,}"
+
     def describe_teacher(self) -> str:
         """Describes the teacher: its name, where its head comes from, and its metric on dev."""
         teacher, metric = self.teacher, self.scoring.metric
@@ -153,7 +185,7 @@ class TaskRun:
     def describe_data(self) -> list[tuple[str, str | None]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
         record, info, examples = self.run.record["task"], self.task.info, self.examples
-        longest = compatibility.longest(self.teacher.model, self.teacher.tokenizer)
+        longest = compatibility.longest(self.parent.model, self.tokenizer)
         texts = self.teacher_texts if self.plan.exports else None
         return [
             ("task", student_setup.describe_task(self.task, record, self.data)),
@@ -185,7 +217,7 @@ class TaskRun:
                 "metrics": split_metrics(self.scoring, scores), "layers": getattr(model.config, "teacher_layers", None),
             },
         )  # fmt: skip
-        save_model(model, self.teacher.tokenizer, self.directory("student"), card=self.card(self.task.info.auto_class))
+        save_model(model, self.tokenizer, self.directory("student"), card=self.card(self.task.info.auto_class))
 
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores]) -> None:
         """Records the differences of the student from its baseline, if there are scores of it, and its teacher."""
@@ -205,7 +237,7 @@ class TaskRun:
         retrain: Callable[[], PreTrainedModel] | None = None,
     ) -> "Delivery":
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
-        run, tokenizer = self.run, self.teacher.tokenizer
+        run, tokenizer = self.run, self.tokenizer
         if self.teacher_texts is not None:
             metrics = {**run.record["teacher"]["metrics"], **text_metrics(self.data, self.teacher_texts.write())}
             run.update(teacher={**run.record["teacher"], "metrics": metrics})
@@ -244,7 +276,7 @@ class TaskRun:
         results = create_results() | {"task": record["task"], "teacher": record["teacher"], "student": student}
         baseline = replace(self, run=Run(self.run.directory, results, parent=self.run), is_baseline=True)
         directory, auto_class = baseline.directory("student"), self.task.info.auto_class
-        save_model(model, self.teacher.tokenizer, directory, card=baseline.card(auto_class))
+        save_model(model, self.tokenizer, directory, card=baseline.card(auto_class))
         if self.plan.exports:
             with atomic_directory(baseline.directory("bundle")) as bundle:
                 baseline.export(bundle, model, scores)
@@ -313,7 +345,7 @@ class Delivery:
     def measure(self, *, within: float) -> None:
         """Records the predictions and the latency, timed in `within` s."""
         task_run, run, plan = self.task_run, self.task_run.run, self.task_run.plan
-        data, scoring, tokenizer = task_run.data, task_run.scoring, task_run.teacher.tokenizer
+        data, scoring, tokenizer = task_run.data, task_run.scoring, task_run.tokenizer
         models = {"teacher": task_run.teacher.scores, "student": self.scores, **self.exported.scores}
         breakdown = {
             split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in self.scores
@@ -348,9 +380,9 @@ class Delivery:
 
     @cached_property
     def pieces(self) -> int:
-        """The number of pieces of the bundle, which may have fewer than the teacher."""
+        """The number of pieces of the bundle, or of the teacher if it has fewer, by which both are timed."""
         tokenizer = Tokenizer.from_file(str(self.task_run.directory("bundle") / "tokenizer.json"))
-        return min(len(self.task_run.teacher.tokenizer), tokenizer.get_vocab_size())
+        return min(len(self.task_run.tokenizer), len(self.task_run.teacher.tokenizer), tokenizer.get_vocab_size())
 
     def _time(self, within: float) -> list[dict[str, Any]]:
         """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
@@ -364,7 +396,7 @@ class Delivery:
         models = self._timed_models()
         within -= time.perf_counter() - start  # The teacher's files may have been made.
         return compare_models(
-            models, tokenizer=task_run.teacher.tokenizer, settings=task_run.plan.benchmark,
+            models, tokenizer=task_run.tokenizer, settings=task_run.plan.benchmark,
             choices=task_run.data.choices, vocabulary=self.pieces, within=within,
         )  # fmt: skip
 

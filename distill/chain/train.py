@@ -33,7 +33,7 @@ from distill.models.surgery.layers import Importance
 from distill.models.wrappers import heads_of, share_encoder
 from distill.records.run import Run
 from distill.teachers.output_cache import Cached, digest_tensors, library_versions
-from distill.teachers.prepared import TEACHER, PreparedTeacher
+from distill.teachers.prepared import PRETRAINED, TEACHER, PreparedTeacher
 from distill.teachers.signal import earlier_decision, join_signals, outputs_for_training, run_live, teacher_logits
 from distill.teachers.source import TeacherSource
 from distill.training import fitting, lightning_callbacks
@@ -55,10 +55,9 @@ def create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreT
     L.seed_everything(plan.seed, verbose=False)
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
-        origins = Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start
-        models[task_run.name], change = make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, origins
-        )
+        parent = task_run.parent
+        origins = Origins(parent.tokenizer) if plan.dry_run else task_run.start
+        models[task_run.name], change = make_student(student, parent.model, task_run.task, task_run.data, origins)
         if change is not None:
             print_notice(change)
     return share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
@@ -73,7 +72,7 @@ def untaught(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> tuple[St
     if plan.baseline == SAME_START:
         return student, tasks
     student = replace(student, head=None, encoder_changes=None)
-    return student, [replace(task_run, teacher=task_run.teacher.untrained()) for task_run in tasks]
+    return student, [task_run.untaught() for task_run in tasks]
 
 
 def name_start(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> str | None:
@@ -81,7 +80,7 @@ def name_start(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> str | 
     copies_nothing = student.option("path") is not None or "random" in (student.option("init"), student.option("start"))
     if isinstance(student.build, PreTrainedModel) or copies_nothing:
         return None
-    starts = {task_run.teacher.start for task_run in tasks}
+    starts = {task_run.teacher.start if task_run.own_parent is None else PRETRAINED for task_run in tasks}
     return TEACHER if plan.baseline == SAME_START else TEACHER if TEACHER in starts else starts.pop()
 
 
@@ -239,12 +238,12 @@ class Prepared:
         seconds *= plan.seeds * pruning.trainings
         stages.expect(training=seconds, baseline=seconds if plan.baseline else 0.0)
         seconds *= 2 if plan.baseline else 1
-        first, record = self.tasks[0].teacher, self.run.record
+        first, record = self.tasks[0], self.run.record
         search, stage = record.get("layer_search"), record.get("general")
         rows = [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
-            ("student", student_setup.describe_student(first.model, module.student)),
-            ("vocabulary", compatibility.check_vocabulary(first.model, module.student, first.tokenizer)),
+            ("student", student_setup.describe_student(first.parent.model, module.student)),
+            ("vocabulary", first.describe_vocabulary(module.student)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
             ("embeddings", fitting.choose_rows(module, self.loaders["train"], plan.trainer).describe()),
             ("batches", student_setup.describe_batches(self.loaders["train"], plan.trainer)),

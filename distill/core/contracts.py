@@ -40,6 +40,8 @@ TARGET_LENGTHS = "target_lengths"  # The column `[B]` of the tokens of targets w
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
 PROMPT_TOKENS = "prompt_tokens"  # The column `[B]` of the number of a text's first tokens, which a model continues.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
+POOLED = "pooled_states"  # The output of a model with the mean of its last hidden states over each text, `[B, H]`.
+TAUGHT = "taught"  # The column `[B]` or `[B, L]` of batches, 1 for the items that the teacher has outputs for.
 TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
 
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences
@@ -113,6 +115,14 @@ class Items:
         return self.batch["example_id"][self.row]
 
     @property
+    def taught(self) -> "Tensor | None":
+        """Whether the teacher has outputs for each item, `[n]` (bool); None if it has them for all."""
+        if TAUGHT not in self.batch:
+            return None
+        column = self.batch[TAUGHT]
+        return (column[self.row] if self.index is None or column.dim() == 1 else column.flatten()[self.index]) == 1
+
+    @property
     def span(self) -> slice:
         """The positions of the items among all items of the batch."""
         return slice(self.first, self.first + len(self))
@@ -151,10 +161,14 @@ class Items:
 
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
+        return replace(self.where(slice(first, last)), first=self.first + first)
+
+    def where(self, chosen: "slice | Tensor") -> "Items":
+        """Returns the items at these places, or where `chosen [n]` (bool) is true."""
         names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
         columns = {name: getattr(self, name) for name in names}
-        cut: dict[str, Any] = {name: None if column is None else column[first:last] for name, column in columns.items()}
-        return replace(self, first=self.first + first, **cut)
+        cut: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in columns.items()}
+        return replace(self, **cut)
 
     def parts(self, size: int | None) -> "Iterator[Items]":
         """Yields the items, or where there are more than `size` of them parts of so many."""
@@ -180,6 +194,7 @@ class Outputs:
     Args:
         logits: `[n, C]` at the items; None if there are none, or `head` or `soften` computes them.
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
+        pooled: the mean of the last hidden states over the tokens of each text, `[B, H]`.
         attentions: of each layer, `[B, A, L, L]`.
         cross_attentions: of each layer of a decoder to the source, `[B, A, T, L]`.
         decoder: the hidden states and attentions of the decoder of an encoder-decoder, whose encoder has the others;
@@ -196,11 +211,12 @@ class Outputs:
         chunk_size: items whose logits fit into memory at once; None for all.
         soften: computes, for the items in a span and a temperature, logits whose softmax at this temperature is the
             softened distribution. None where these are `logits` at every temperature.
-        span: the items that `soften` computes.
+        span: the items that `soften` computes: a part of the batch, or `[n]` (bool).
     """
 
     logits: "Tensor | None" = None
     hidden_states: "Sequence[Tensor] | None" = None
+    pooled: "Tensor | None" = None
     attentions: "Sequence[Tensor] | None" = None
     cross_attentions: "Sequence[Tensor] | None" = None
     decoder: "Outputs | None" = None
@@ -214,8 +230,8 @@ class Outputs:
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
     head: "Callable[[slice], Tensor] | None" = None
     chunk_size: int | None = None
-    soften: "Callable[[slice, float], Tensor] | None" = None
-    span: slice = field(default_factory=lambda: slice(None))
+    soften: "Callable[[Any, float], Tensor] | None" = None
+    span: "slice | Tensor" = field(default_factory=lambda: slice(None))
 
     def whole(self) -> "Outputs":
         """Everything but the logits, and what belongs to them alone."""
@@ -227,6 +243,10 @@ class Outputs:
             return replace(self, logits=self.head(items.span), head=None, chunk_size=None)
         logits, replaced = (None if of is None else of[items.span] for of in (self.logits, self.replaced))
         return replace(self, logits=logits, replaced=replaced, span=items.span)
+
+    def where(self, chosen: "Tensor") -> "Outputs":
+        """Returns everything with the logits of the items of a whole batch where `chosen [n]` (bool) is true."""
+        return replace(self, logits=None if self.logits is None else self.logits[chosen], span=chosen)
 
     def logits_at(self, temperature: float) -> "Tensor | None":
         """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""
@@ -480,6 +500,19 @@ class Data(Protocol):
     def scored(self) -> Mapping[str, RawSplit]:
         """The splits that are scored, dev first."""
         ...
+
+
+@dataclass(frozen=True)
+class Match:
+    """The examples of a teacher that reads by another tokenizer, beside those of its student.
+
+    Args:
+        rows: the example of the teacher for each of the student's, `[N]`; None if they are in the same order.
+        taught: whether the teacher has outputs for each token, `[tokens]`; None if it has them for all items.
+    """
+
+    rows: np.ndarray | None = None
+    taught: np.ndarray | None = None
 
 
 class TaskInfo:

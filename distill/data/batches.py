@@ -1,19 +1,20 @@
 """Batches of tokenized examples of similar length, and steps that mix them with texts without labels."""
 
+import copy
 import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from distill.core.contracts import IGNORED, TARGET_MASK, BatchOptions, EncodedSplits, Examples, Loader
+from distill.core.contracts import IGNORED, TARGET_MASK, TAUGHT, BatchOptions, EncodedSplits, Examples, Loader
 from distill.core.errors import UserError
 from distill.data import tokenization
 
@@ -129,7 +130,7 @@ class TokenizedExamples(PaddedExamples):
     """One tokenized split.
 
     `lengths [N]` are in tokens. `truncated` is the number of truncated sequences. `digest` is a digest of all token
-    ids.
+    ids. `rows [N]` is the row of the split that each shows, None where an example is a whole row.
 
     Args:
         encoded: the tokens of all examples.
@@ -177,6 +178,7 @@ class TokenizedExamples(PaddedExamples):
             self._add_targets(np.diff(targets.offsets))
             self.digest = hashlib.sha256(f"{self.digest} {targets.digest}".encode()).hexdigest()
         self.padding = dict.fromkeys(columns, IGNORED) | padding_values(tokenizer)
+        self.rows = None if encoded.rows is None else encoded.rows[chosen]
         self.pads_left = tokenizer.padding_side == "left"
 
     def _group(self, valid: np.ndarray) -> None:
@@ -201,6 +203,29 @@ class TokenizedExamples(PaddedExamples):
         lengths = np.diff(offsets)[chosen]
         ids = self._targets.columns["input_ids"][token_positions(offsets[:-1][chosen], lengths)]
         return replace(rows, targets=(ids, lengths))
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns a column of the tokens of all examples, `[tokens]`."""
+        return self._rows.columns[name]
+
+    @property
+    def is_taught_in_part(self) -> bool:
+        """Returns whether the teacher has no outputs for some of the items."""
+        return TAUGHT in self._rows.columns or TAUGHT in self._rows.per_example
+
+    def example_of_tokens(self) -> np.ndarray:
+        """Returns the example of each token, where an example is one sequence, `[tokens]`."""
+        return np.repeat(np.arange(len(self)), self._rows.lengths)
+
+    def with_column(self, name: str, values: np.ndarray, *, of_tokens: bool) -> Self:
+        """Returns the examples with a further column of their batches, `[tokens]` or `[N]`."""
+        other, rows = copy.copy(self), self._rows
+        if of_tokens:
+            other._rows = replace(rows, columns={**rows.columns, name: values})
+        else:
+            other._rows = replace(rows, per_example={**rows.per_example, name: values})
+        other.padding = {name: IGNORED, **self.padding}
+        return other
 
     def pieces(self) -> np.ndarray | None:
         """Returns the ids of all tokens of the batches, ascending, `[n]`; None with targets, which a decoder reads."""
@@ -533,6 +558,12 @@ class MixedExamples(PaddedExamples):
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of optimizer steps; `batches` are arguments of `MixedBuckets`."""
         return loader(self, MixedBuckets(self.lengths, len(self.labelled), share=self.share, **batches))
+
+    def with_parts(self, labelled: TokenizedExamples, pool: TokenizedExamples) -> Self:
+        """Returns the examples with further columns in their parts."""
+        other = copy.copy(self)
+        other.labelled, other.pool = labelled, pool
+        return other
 
     def seen(self, epochs: int) -> int:
         """Returns the number of examples, counted from the first, that so many epochs can show."""

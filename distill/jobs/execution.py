@@ -43,6 +43,7 @@ from distill.teachers.computation import Features
 from distill.teachers.output_cache import OutputCache
 from distill.teachers.source import (
     Adaptation,
+    KnownSource,
     Labeller,
     SeveralWeights,
     TeacherSource,
@@ -100,6 +101,7 @@ def build_plan(config: DictConfig) -> Plan:
     groups = ("trainer", "objective", "export", "benchmark", "budget", "record")
     return Plan(
         **{name: instantiate(config[name]) for name in groups},
+        has_default_objective=chosen_objective(config) is None,
         report=instantiate(config.report) if "report" in config else ReportSettings(),
         tasks=Tasks.of(instantiate(config.task)),
         cache_dir=cache_dir(config),
@@ -188,7 +190,7 @@ def _source(config: DictConfig, cache: OutputCache, **options: Any) -> TeacherSo
     values = _to_dict(config)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
-    accept_weak = values.pop("accept_weak", False)
+    accept_weak, max_length = values.pop("accept_weak", False), values.pop("max_length", None)
     name, sizes = values.pop("features", None), values.pop("bilstm", None)
     targets = _read_targets(values)
     start, contrastive = values.pop("start", None), None
@@ -205,10 +207,10 @@ def _source(config: DictConfig, cache: OutputCache, **options: Any) -> TeacherSo
         options["substitute"] = None  # The substitute has no pre-trained encoder.
     weights = _create("teacher", values)
     make = partial(
-        TeacherSource, finetune=finetune, cache=cache, accept_weak=accept_weak, features=features,
-        contrastive=contrastive, targets=targets, **options,
+        TeacherSource, finetune=finetune, cache=cache, accept_weak=accept_weak, max_length=max_length,
+        features=features, contrastive=contrastive, targets=targets, **options,
     )  # fmt: skip
-    if isinstance(weights, Labeller):
+    if isinstance(weights, Labeller | KnownSource):
         return make(weights=weights.encoder, labeller=weights)
     if not isinstance(weights, SeveralWeights):
         return make(weights=weights)
@@ -302,9 +304,10 @@ PRUNER = "pruner"  # The logger that a search by Optuna adds.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "experiment", "paper", "logger", "report")
 _PATHS = (
     "task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "teacher.encoder", "teacher.texts",
-    "student.path", "student.general.corpus", "cache_dir",
+    "student.path", "student.start", "student.general.corpus", "cache_dir",
 )  # fmt: skip
-_PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
+# Another value, such as an id of the Hub, is no path that can be missing.
+_PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model", "student.tokenizer")
 _TEXTS = "export.vocabulary_texts"  # A list of paths.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
 _PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled", "bank"), "teacher.paths": ("",), "task.transfer": ("",)}

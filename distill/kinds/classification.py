@@ -21,6 +21,7 @@ from distill.data.splits import TEACHER_CLASS, LabelledData
 from distill.edge.decoder import sigmoid
 from distill.edge.metrics import CLASS_METRICS, SET_METRICS, compute_metrics, count_pairs, describe_absent, f1_of_labels
 from distill.kinds import labelled_rows
+from distill.kinds.known import Found, KnownTable
 from distill.kinds.labelled_rows import ClassWeights, TextRows, describe_weights, resolve_class_weights
 from distill.kinds.scoring import (
     Functions,
@@ -634,6 +635,12 @@ class Classification(TextRows):
             self.can_abstain, self.no_label = False, np.nan
             # By which the pipelines of transformers take the sigmoid too.
             self.model_settings = {"problem_type": self.kind}
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the logits of each text: of probabilities, of a label, or of candidates."""
+        read = known.label_logits if self.likelihood == "sigmoid" else known.class_logits
+        for row, texts in enumerate(known.texts(self.known_columns)):
+            yield row, texts, read(row)[None]
 
 
 def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tuple[str, ...], Functions]:

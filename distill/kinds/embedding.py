@@ -37,6 +37,7 @@ from distill.data.retrieval import GroupColumns
 from distill.data.splits import LabelledData, Split, text_split
 from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
+from distill.kinds.known import VECTOR, Found, Key, KnownTable, normalize
 from distill.kinds.vector_scores import (
     ACCURACY,
     CORRELATIONS,
@@ -306,6 +307,8 @@ class Embedding(Kind):
     auto_class = "AutoModel"
     likelihood = "vector"
     decoder = "vectors"
+    cross_encoder: CrossEncoder | None = None
+    source_encoder: SourceEncoder | None = None
 
     @check_arguments
     def __init__(
@@ -331,24 +334,20 @@ class Embedding(Kind):
     ) -> None:
         self._scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
         if cross_encoder is not None and not self._scoring.scores_pairs and not negatives:
-            raise OptionError(
-                "cross_encoder",
-                str(cross_encoder),
-                "negatives=1 beside it, because all pairs of a retrieval set are positive",
-            )
+            expected = "negatives=1 beside it, because all pairs of a retrieval set are positive"
+            raise OptionError("cross_encoder", str(cross_encoder), expected)
         if negatives_by == "teacher" and not negatives:
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
+        if len(two := labelled_rows.column_names(text)) != 2:
+            raise OptionError("text", show_value(two), "the two columns of a pair; train_text names others")
         self.columns = GroupColumns(
-            text=labelled_rows.column_names(text), label=labelled_rows.column_names(label),
-            train_text=labelled_rows.column_names(text if train_text is None else train_text),
+            text=two, label=labelled_rows.column_names(label),
+            train_text=two if train_text is None else labelled_rows.column_names(train_text),
             train_label=labelled_rows.column_names(label if train_label is None else train_label),
             classes=None if classes is None else tuple(map(str, classes)),
             triples=None if triples is None else (triples[0], triples[1]),
         )  # fmt: skip
-        if len(self.columns.text) != 2:
-            expected = "the two columns of a pair; train_text names others"
-            raise OptionError("text", show_value(self.columns.text), expected)
         self.source = labelled_rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, options=options,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
@@ -357,7 +356,6 @@ class Embedding(Kind):
         super().__init__(name, max_length, builtin=options.get("builtin", False), pool=pool)
         vectors: VectorSettings = {"pooling": pooling, "normalize": normalize, "max_length": max_length}
         self.model_settings = {VECTOR_SETTINGS: vectors}
-        self.cross_encoder = self.source_encoder = None
         if cross_encoder is not None:
             self.cross_encoder = CrossEncoder(Path(cross_encoder).expanduser(), 2 * max_length)
         if source_encoder is not None:
@@ -379,7 +377,22 @@ class Embedding(Kind):
             self.source_encoder.check()
         return self.pool.add_to(replace(data, terms=_supervised_terms(data)))
 
-    def encode(self, data: Any, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None) -> dict[str, Any]:
+    known_columns = ("text",)
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the vector of each text."""
+        width = None
+        for row, texts in enumerate(known.texts(self.known_columns)):
+            vector = known.numbers(row, VECTOR, "a list of numbers")
+            width = len(vector) if width is None else width
+            if len(vector) != width:
+                raise known.fail(row, f"the vector has {len(vector)} numbers, and those before {width}")
+            yield row, texts, vector[None]
+
+    def known_keys(self, split: Split) -> list[list[Key]]:
+        return [[normalize((text,)) for text in texts] for texts in split["texts"]]
+
+    def encode(self, data: LabelledData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None) -> dict[str, Any]:
         """Tokenizes every text by itself. The batches have scores from 0 to 1, and those of train maybe classes."""
         train: Split = data.splits["train"]
         targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if data.classes else {}
@@ -406,13 +419,12 @@ class Embedding(Kind):
             list(itertools.chain(*groups)), None, counts, most, items_per_example=float(np.mean(counts)), **columns
         )  # fmt: skip
 
-    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+    def create_unlabelled(self, pool: Split, data: LabelledData) -> Split:
         """Returns single texts, without scores and targets."""
         train: Split = data.splits["train"]
         targets = {name: train[name].shape[1:] for name in TARGETS if name in train.columns}
         empty = {name: np.full((len(pool), *shape), np.nan, np.float32) for name, shape in targets.items()}
-        rows: Split = pool.with_columns(**empty)
-        return rows
+        return pool.with_columns(**empty)
 
     def select(self, batch: Batch) -> Items:
         """The texts of all examples, each with the label of its example."""

@@ -1,9 +1,10 @@
 """The base of the kinds of tasks: a kind is one class, which replaces the defaults that are different for it."""
 
+import copy
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import ModelOutput
 
-from distill.core.contracts import IGNORED, Batch, Items, Outputs, TaskInfo
+from distill.core.contracts import IGNORED, Batch, Items, Match, Outputs, TaskInfo
 from distill.core.errors import Overview, Shown, describe_call
 from distill.data.batches import MixedExamples, TokenizedExamples
 from distill.data.pool import BankSource, clean_pool
 from distill.data.sources import TableSource
 from distill.data.splits import SHARE, LabelledData, Split, text_split
 from distill.data.tokenization import Tokens, tokenize_split
+from distill.kinds.known import Found, Key, KnownTable, normalize
 from distill.models.forward import collect_outputs, run_model
 
 WEIGHTS = "class_weights"  # The column of batches with the weights of the items.
@@ -119,6 +121,8 @@ class Kind(TaskInfo, Shown):
     kinds: ClassVar[tuple[str, ...]]
     no_label: float = IGNORED
     source: TableSource
+    # The columns of texts in a table with outputs of a teacher; empty for a kind that has no such table.
+    known_columns: tuple[str, ...] = ()
 
     def __init__(self, name: str, max_length: int, *, builtin: bool = False, pool: PoolSource | None = None) -> None:
         self.name, self.max_length, self.builtin, self.kind = name, max_length, builtin, self.kinds[0]
@@ -149,13 +153,10 @@ class Kind(TaskInfo, Shown):
         """Tokenizes one split; `name` is `UNLABELLED` for the pool."""
         raise TypeError(f"{type(self).__name__} has no encode_split(encoder, data, name, split)")
 
-    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+    def create_unlabelled(self, pool: Split, data: LabelledData) -> Split:
         """Returns the rows of the pool as a split without labels."""
         labels = data.splits["train"].labels
-        rows: Split = pool.with_columns(
-            labels=np.full((len(pool), *labels.shape[1:]), self.no_label, dtype=labels.dtype)
-        )
-        return rows
+        return pool.with_columns(labels=np.full((len(pool), *labels.shape[1:]), self.no_label, dtype=labels.dtype))
 
     def select(self, batch: Batch) -> Items:
         """The examples, whose classes are those that `valid` has."""
@@ -177,6 +178,44 @@ class Kind(TaskInfo, Shown):
         """Returns the logits `[n, C]` of the items, or vectors `[n, D]` in their place."""
         logits: Tensor = output.logits
         return logits
+
+    def with_max_length(self, max_length: int) -> Self:
+        """Returns the task of a teacher that reads so many tokens of an example."""
+        other = copy.copy(self)
+        other.max_length = max_length
+        return other
+
+    def match(self, student: TokenizedExamples, teacher: TokenizedExamples) -> Match:
+        """Finds the examples of a teacher with another tokenizer: they are the same ones in the same order."""
+        return Match()
+
+    def align(self, outputs: Outputs, own: Items, items: Items) -> Outputs:
+        """Returns a teacher's outputs at the student's items, as `Task`: what it says of an example needs no token."""
+        if len(own) != len(items):
+            raise ValueError(f"the teacher has {len(own)} items and the student {len(items)}, expected the same")
+        return outputs
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the row, the texts and the outputs `[k, C]` of every item of a table with outputs of a teacher.
+
+        Raises:
+            UserError: for outputs that are none of this kind of task.
+        """
+        raise NotImplementedError
+
+    def known_keys(self, split: Split) -> list[list[Key]]:
+        """Returns the texts by which the outputs of each example are found."""
+        pairs = [()] * len(split) if split.pairs is None else [(pair,) for pair in split.pairs]
+        return [[normalize((text, *pair))] for text, pair in zip(split.texts, pairs, strict=True)]
+
+    def join_known(self, found: list[np.ndarray]) -> np.ndarray:
+        """Returns the outputs `[k, C]` of the items of an example from those that were found by its texts."""
+        return np.concatenate(found)
+
+    def place(self, items: Items) -> Tensor:
+        """Returns the number of each item among those of its example, `[n]`."""
+        number = torch.arange(len(items), device=items.row.device)
+        return number - torch.searchsorted(items.row, items.row)
 
     def __repr__(self) -> str:
         return describe_call(type(self).__name__, name=self.name, data=self._describe_origin())

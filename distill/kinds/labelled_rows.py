@@ -28,6 +28,7 @@ from distill.data.splits import (
     to_tables,
 )
 from distill.kinds.kind import WEIGHTS, AddRows, Encoder, Kind, PoolSource
+from distill.kinds.scoring import Scoring
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 ClassWeights = Annotated[
@@ -261,12 +262,13 @@ class TextRows(Kind):
 
     auto_class = "AutoModelForSequenceClassification"
     can_augment = True
+    scoring: Any
 
     def __init__(
         self,
         name: str,
         max_length: int,
-        scoring: Any,
+        scoring: Scoring,
         text: Columns | None,
         label: Columns | None,
         rows: Mapping[str, Any],
@@ -284,6 +286,7 @@ class TextRows(Kind):
         )  # fmt: skip
         super().__init__(name, max_length, builtin=options.get("builtin", False), pool=_text_pool(options, self.rows))
         self.scoring, self.pair = scoring, len(columns) == 2
+        self.known_columns = columns
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and takes from it what the scoring needs.

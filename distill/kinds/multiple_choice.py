@@ -44,6 +44,7 @@ from distill.edge.decoder import (
 )
 from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
+from distill.kinds.known import LABEL, PROBABILITIES, SCORES, SMALLEST, Found, Key, KnownTable, normalize, spread
 from distill.kinds.scoring import Scoring, always
 from distill.losses import HardLabels
 from distill.losses.term import scatter_logits
@@ -382,6 +383,39 @@ class MultipleChoice(Kind):
         choices = int(np.bincount(list(map(len, data.splits["train"]["choices"]))).argmax())
         terms = {"hard": HardLabels()}
         return replace(data, scoring=ChoiceScores(choices, reading), terms=terms, choices=choices)
+
+    @property
+    def known_columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.columns.question[0], *self.columns.choices[0])
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the logit of each choice: of scores or probabilities of all, or of the number or text of one."""
+        split = self.columns.read_rows(known.table)
+        for row, (key, choices) in enumerate(zip(self.known_keys(split), split["choices"], strict=True)):
+            name = next((name for name in (SCORES, PROBABILITIES) if known.has(name)), LABEL)
+            if name == LABEL:
+                label = known.value(row, LABEL)
+                numbers = [*choices, *map(str, range(len(choices)))]
+                if str(label) not in numbers:
+                    raise known.fail(
+                        row, f"the label {label!r} is no choice, expected one of them or its number from 0"
+                    )
+                logits = spread([numbers.index(str(label)) % len(choices)], len(choices), known.trust)
+            else:
+                logits = known.numbers(row, name, "a number for each choice")
+                if len(logits) != len(choices):
+                    raise known.fail(row, f"{name} has {len(logits)} entries for {len(choices)} choices")
+                logits = logits if name == SCORES else np.log(np.maximum(logits, SMALLEST))
+            for choice, logit in zip(key, logits, strict=True):
+                yield row, choice, np.array([[logit]])
+
+    def known_keys(self, split: Split) -> list[list[Key]]:
+        contexts = split.columns.get("context") or [""] * len(split)
+        rows = zip(zip(split["question"], contexts, strict=True), split["choices"], strict=True)
+        return [[normalize((*map(str, texts), choice)) for choice in choices] for texts, choices in rows]
+
+    def join_known(self, found: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(found).T
 
     def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes every choice with its question. The logits of all splits are as wide as the most choices."""

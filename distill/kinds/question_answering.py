@@ -13,7 +13,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers.modeling_outputs import ModelOutput
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Items, Outputs, Scores
-from distill.core.errors import OptionError
+from distill.core.contracts import IGNORED, Batch, Constant, Items, Match, Outputs, Scores
+from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments
 from distill.data import questions, sources
 from distill.data.batches import TokenizedExamples
 from distill.data.pool import UnlabelledText
-from distill.data.questions import label_windows, tokenize_windows
+from distill.data.questions import CHARACTER_COLUMNS, label_windows, tokenize_windows
 from distill.data.sources import check_memory
 from distill.data.splits import LabelledData, Split
 from distill.data.tokenization import check_offsets
@@ -323,8 +323,8 @@ class QuestionAnswering(Kind):
             classes_per_item=float((tokens.columns["start_characters"] >= NO_ANSWER).sum() / len(tokens)),
         )  # fmt: skip
 
-    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
-        return questions.question_split(pool.texts, pool.pairs)
+    def create_unlabelled(self, pool: Split, data: LabelledData) -> Split:
+        return questions.question_split(pool.texts, pool.pairs or [])
 
     def select(self, batch: Batch) -> Items:
         """The start and the end of the answer in each window."""
@@ -333,9 +333,69 @@ class QuestionAnswering(Kind):
         valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER
         return Items(batch=batch, row=row, labels=labels, labelled=labels != IGNORED, valid=valid[row])
 
+    def with_max_length(self, max_length: int) -> Self:
+        raise UserError(
+            "teacher.max_length: a window of answers is as long for the teacher as for the student: leave it out"
+        )
+
+    def match(self, student: TokenizedExamples, teacher: TokenizedExamples) -> Match:
+        """Finds the teacher's window of the same question that shows most of the context of each window."""
+        assert student.rows is not None
+        assert teacher.rows is not None
+        shown, known = _find_context(student), _find_context(teacher)
+        first, last = (np.searchsorted(teacher.rows, student.rows, side=side) for side in ("left", "right"))
+        best, most = first.copy(), np.full(len(student), -1)
+        for step in range(int((last - first).max())):
+            window = np.minimum(first + step, last - 1)
+            common = np.minimum(shown[:, 1], known[window, 1]) - np.maximum(shown[:, 0], known[window, 0])
+            best, most = np.where(common > most, window, best), np.maximum(common, most)
+        return Match(rows=best)
+
+    def align(self, outputs: Outputs, own: Items, items: Items) -> Outputs:
+        """Returns the logits of the student's tokens by the characters that answers start and end at.
+
+        That of a token is the logarithm of the sum of the exponentials of those that start, or end, at one of its
+        characters. Those of characters that the student's window does not show are counted as no answer. A token that
+        no answer of the teacher can start, or end, at has the teacher's smallest one.
+        """
+        assert outputs.logits is not None
+        assert own.valid is not None
+        assert items.valid is not None
+        starts, ends = (_list_characters(items, name) for name in LABELS)
+        ends[:, 0] = 0  # No answer, from -1 on.
+        own_starts, own_ends = (_list_characters(own, name) for name in LABELS)
+        at_end = (torch.arange(len(own), device=own_starts.device) % len(LABELS) == 1).unsqueeze(-1)
+        character = torch.where(at_end & (own_starts > NO_ANSWER), own_ends - 1, own_starts)  # [n, L of the teacher]
+        holds = (starts.unsqueeze(1) <= character.unsqueeze(2)) & (character.unsqueeze(2) < ends.unsqueeze(1))
+        order = torch.arange(1, starts.shape[1] + 1, device=starts.device)  # Several tokens may stand for a character.
+        order = torch.where(at_end, order, order.flip(0)).unsqueeze(1)  # The first of them starts, and the last ends.
+        place = (order * (holds & items.valid.unsqueeze(1))).argmax(dim=2)  # No answer without one.
+        logits = outputs.logits.float()
+        lowest = logits.masked_fill(~own.valid, torch.inf).amin(dim=1, keepdim=True)
+        known = logits.masked_fill(~own.valid, -torch.inf)
+        largest = lowest.expand(len(items), starts.shape[1]).scatter_reduce(1, place, known, "amax", include_self=True)
+        sums = torch.zeros_like(largest).scatter_add(1, place, (known - largest.gather(1, place)).exp())
+        return Outputs(logits=largest + sums.clamp(min=torch.finfo(sums.dtype).tiny).log().where(sums > 0, 0.0))
+
     def select_logits(self, output: ModelOutput, batch: Batch, items: Items) -> Tensor:
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
         return torch.stack(logits, dim=1).flatten(0, 1)
+
+
+def _find_context(windows: TokenizedExamples) -> np.ndarray:
+    """Returns the first and the last (exclusive) character of the context that each window shows, `[windows, 2]`."""
+    starts, ends, window = (*map(windows.column, CHARACTER_COLUMNS), windows.example_of_tokens())
+    shown = starts > NO_ANSWER
+    found = np.zeros((len(windows), 2), dtype=np.int64)
+    found[:, 0] = np.iinfo(np.int64).max
+    np.minimum.at(found[:, 0], window[shown], starts[shown])
+    np.maximum.at(found[:, 1], window[shown], ends[shown])
+    return found
+
+
+def _list_characters(items: Items, name: str) -> Tensor:
+    """Returns the first or the last (exclusive) character of the tokens of each item, `[n, L]`."""
+    return _from_first_token(items[f"{name}_characters"], items.batch)[items.row]
 
 
 def _from_first_token(values: Tensor, batch: Batch) -> Tensor:

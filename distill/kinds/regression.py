@@ -18,6 +18,7 @@ from distill.core.options import check_arguments, show_value
 from distill.data.splits import LabelledData
 from distill.edge.metrics import NUMBER_METRICS, compute_metrics
 from distill.kinds import labelled_rows
+from distill.kinds.known import LABEL, SCORE, Found, KnownTable
 from distill.kinds.labelled_rows import TextRows
 from distill.kinds.scoring import Functions, NumberScoring, annotate_metrics, is_constant, read_metrics
 from distill.losses import HardLabels
@@ -151,3 +152,9 @@ class Regression(TextRows):
         super().__init__(
             name, max_length, NumberScores(names, functions), text, label, {"task": "regression"}, options
         )  # fmt: skip
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the number of each text."""
+        name = SCORE if known.has(SCORE) else LABEL
+        for row, texts in enumerate(known.texts(self.known_columns)):
+            yield row, texts, np.array([[known.number(row, name, known.value(row, name), "a number")]])

@@ -36,6 +36,7 @@ from distill.edge.decoder import MASKED
 from distill.edge.metrics import score_rankings
 from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
+from distill.kinds.known import SCORE, Found, Key, KnownTable, normalize
 from distill.kinds.scoring import MeanScoring, NumberScoring
 from distill.kinds.vector_scores import NO_DOCUMENT
 from distill.losses import HardLabels
@@ -146,9 +147,6 @@ def _search_bundle(
 
 def _search(bundle: Bundle, queries: Sequence[str], documents: Sequence[str], k: int) -> list[list[int]]:
     return [[number for number, _ in row] for row in bundle.search(queries, documents, k=k)]
-
-
-SCORE = "score"  # The name of the one output of a model.
 
 
 @dataclass(frozen=True)
@@ -447,6 +445,20 @@ class Reranking(Kind):
         """
         data, lists = ListReader(self.source, self.candidates, self.top, self.negatives).read(cache_dir)
         return replace(data, scoring=replace(self._scoring, data=lists), terms={"hard": HardLabels()})
+
+    known_columns = ("query", "document")
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the score of each query with a document."""
+        for row, texts in enumerate(known.texts(self.known_columns)):
+            yield row, texts, np.array([[known.number(row, SCORE, known.value(row, SCORE), "a score")]])
+
+    def known_keys(self, split: Split) -> list[list[Key]]:
+        rows = zip(split["query"], split["documents"], strict=True)
+        return [[normalize((query, document)) for document in documents] for query, documents in rows]
+
+    def join_known(self, found: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(found).T
 
     def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes every document with its query. The logits of all splits are as wide as the longest list."""

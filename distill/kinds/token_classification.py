@@ -12,15 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, TypeVar, Unpack
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 from transformers.modeling_outputs import ModelOutput
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Items, Scores
+from distill.core.contracts import IGNORED, Batch, Constant, Items, Match, Outputs, Scores
 from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
 from distill.data import sources
@@ -45,6 +46,7 @@ from distill.edge.words import (
 )
 from distill.kinds import labelled_rows
 from distill.kinds.kind import WEIGHTS, Encoder, Kind
+from distill.kinds.known import SCORE, SPANS, TAGS, Found, KnownTable, spread
 from distill.kinds.labelled_rows import ClassWeights, describe_weights, resolve_class_weights, show_names, weight_column
 from distill.kinds.scoring import Scoring, always, list_by_example
 from distill.losses import HardLabels
@@ -352,6 +354,7 @@ def _name_tag(value: object, names: Sequence[str] | None, place: str) -> str:
     return names[value]
 
 
+WORDS = "words"  # The column of batches with the number of the word that begins with a token, -1 for other tokens.
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
 SPLIT = 2000  # Sentences of train that splitters of text are compared on.
 Labels = Annotated[Sequence[str], Field(min_length=2, description="the names of at least two tags, one of them O")]
@@ -557,21 +560,19 @@ class TokenClassification(Kind):
         if name == "train":
             check_offsets(encoder.tokenizer, split.texts)
         tokens = tokenize_sentences(split["words"], encoder.tokenizer, self.max_length, encoder.cache_dir)
-        words = tokens.columns["words"]
+        words = tokens.columns[WORDS]
         if not (words >= 0).any():
             raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
         if tokens.wordless and name not in self._reported:
             self._reported.add(name)
             print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
-        columns = {column: values for column, values in tokens.columns.items() if column != "words"}
         labels = _label_pieces(words, np.diff(tokens.offsets), split)
         return TokenizedExamples(
-            replace(tokens, columns=columns), encoder.tokenizer,
-            per_token={"labels": labels} | weight_column(data.scoring.weights, labels),
+            tokens, encoder.tokenizer, per_token={"labels": labels} | weight_column(data.scoring.weights, labels),
             items_per_example=float((words >= 0).sum() / len(split)),
         )  # fmt: skip
 
-    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+    def create_unlabelled(self, pool: Split, data: LabelledData) -> Split:
         return tagged_split([text.split() for text in pool.texts])
 
     def select(self, batch: Batch) -> Items:
@@ -590,6 +591,56 @@ class TokenClassification(Kind):
         logits: Tensor = output.logits.flatten(0, 1)[items.index]
         return logits
 
+    def match(self, student: "TokenizedExamples", teacher: "TokenizedExamples") -> Match:
+        """Finds the words that the teacher reads too; one that is cut off, or has no token, has no output of it."""
+        words, known = (
+            _number_words(examples.example_of_tokens(), examples.column(WORDS)) for examples in (student, teacher)
+        )
+        taught = np.isin(words, known) | (student.column(WORDS) < 0)
+        return Match(taught=None if taught.all() else taught.astype(np.int8))
+
+    def align(self, outputs: Outputs, own: Items, items: Items) -> Outputs:
+        """Returns the logits at the first piece of the same word, 0 for a word that the teacher does not read."""
+        assert outputs.logits is not None
+        known, wanted = (_number_words(of.row, of[WORDS].flatten()[of.index]) for of in (own, items))
+        place = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)  # Items are in the order of their words.
+        logits = outputs.logits[place] * (known[place] == wanted).unsqueeze(-1)
+        return Outputs(logits=logits)
+
+    @property
+    def known_columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (TEXT,)
+
+    def read_known(self, known: KnownTable, data: LabelledData) -> Found:
+        """Yields the logits of the words of each sentence: of their tags, or of spans of characters in its text.
+
+        The words of a text are those of the data, if it has that text, and else those that a bundle splits it into.
+        """
+        words_of = {text: spans for split in data.splits.values() for text, spans in place_sentences(split)}
+        own = self.rows.tokens
+        if known.has(own) and own != TEXT:
+            texts = [" ".join(known.words(row, own)) for row in range(len(known.table))]
+        else:
+            texts = [text for (text,) in known.texts((TEXT,))]
+        astray = list[str]()
+        for row, text in enumerate(texts):
+            words = words_of.get(text) or data.scoring.splitter.split(text)
+            if known.has(SPANS):
+                logits = _tag_spans(known, row, text, words, astray)
+            else:
+                logits = _read_tags(known, row, len(words))
+            yield row, (" ".join(text[start:end] for start, end in words),), logits
+        if astray:
+            print_notice(
+                f"{known.table.source}: spans that begin or end within a word, which is taken whole: {len(astray):,}, "
+                f"the first of them {astray[0]}"
+            )
+
+    def place(self, items: Items) -> "torch.Tensor":
+        """Returns the number of the word of each item in its sentence, `[n]`."""
+        assert items.index is not None
+        return items[WORDS].flatten()[items.index]
+
     def _add_unlabelled(self, sentences: Unlabelled, data: LabelledData) -> LabelledData:
         """Returns the data with sentences without tags, whose texts are split as by a bundle."""
 
@@ -598,6 +649,68 @@ class TokenClassification(Kind):
 
         text, label = (self.rows.tokens,), (self.rows.tags,)
         return UnlabelledText(sentences, text, label, option="task.tokens={}", split_words=split_words).add_to(data)
+
+
+def _read_tags(known: KnownTable, row: int, words: int) -> np.ndarray:
+    """Returns the logits of the tags that a row names, or has probabilities of, `[words, C]`."""
+    values = known.value(row, TAGS)
+    if not isinstance(values, list | tuple | np.ndarray) or len(values) != words:
+        raise known.fail(row, f"{TAGS} is {reprlib.repr(values)}, expected a list of {words} tags, one for each word")
+    logits = []
+    for value in values:
+        if str(value) not in known.labels:
+            raise known.fail(row, f"tag {reprlib.repr(value)} is unknown, expected one of {show_names(known.labels)}")
+        logits.append(spread([known.labels.index(str(value))], len(known.labels), known.trust))
+    return np.stack(logits)
+
+
+def _tag_spans(known: KnownTable, row: int, text: str, words: Sequence[Span], astray: list[str]) -> np.ndarray:
+    """Returns the logits of the words of a text whose spans of characters have a type, `[words, C]`.
+
+    Args:
+        astray: receives the spans that fit no border of words.
+    """
+    labels, size = known.labels, len(known.labels)
+    logits = np.tile(spread([labels.index(OUTSIDE)], size, known.trust), (len(words), 1))
+    spans = known.value(row, SPANS)
+    if not isinstance(spans, list | tuple):
+        raise known.fail(row, f"{SPANS} is {reprlib.repr(spans)}, expected a list of start, end and type")
+    for span in spans:
+        if not isinstance(span, Mapping) or not {"start", "end", "type"} <= span.keys():
+            raise known.fail(row, f"the span {reprlib.repr(span)} has no start, end and type")
+        start, end, kind = span["start"], span["end"], span["type"]
+        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
+            raise known.fail(row, f"the span {start} to {end} is not within the {len(text)} characters of the text")
+        inside = [number for number, (first, last) in enumerate(words) if first < end and start < last]
+        borders = {border for first, last in words for border in (("start", first), ("end", last))}
+        if not inside or ("start", start) not in borders or ("end", end) not in borders:
+            astray.append(f"{known.table.place(row)}: {text[start:end]!r}")
+        trust = known.number(row, SCORE, span.get(SCORE, known.trust), "a probability")
+        for tag, word in zip(_name_tags(kind, len(inside), labels), inside, strict=True):
+            if tag not in labels:
+                raise known.fail(row, f"type {kind!r} has no tag {tag}, expected one of {show_names(labels)}")
+            logits[word] = spread([labels.index(tag)], size, trust)
+    return logits
+
+
+def _name_tags(kind: str, words: int, labels: Sequence[str]) -> list[str]:
+    """Returns the tags of the words of an entity in the scheme of the labels: BIOES, BIO or IOB1."""
+    has_ends = any(label.startswith(("E-", "S-")) for label in labels)
+    if words == 1:
+        first = "S" if has_ends else "B"
+        return [f"{first}-{kind}" if f"{first}-{kind}" in labels else f"I-{kind}"]
+    first = "B" if f"B-{kind}" in labels else "I"
+    last = "E" if has_ends else "I"
+    return [f"{first}-{kind}", *[f"I-{kind}"] * (words - 2), f"{last}-{kind}"][:words]
+
+
+Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
+
+
+def _number_words(examples: Numbers, words: Numbers) -> Numbers:
+    """Returns a number for each word that no other one has, from its example and its place there, `[n]`."""
+    numbers: Numbers = (examples << 32) + words
+    return numbers
 
 
 def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.ndarray:

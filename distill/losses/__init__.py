@@ -7,6 +7,7 @@ from distill.losses.hidden_states import HiddenStateMSE as HiddenStateMSE
 from distill.losses.hidden_states import MiniLM as MiniLM
 from distill.losses.hidden_states import MiniLMv2 as MiniLMv2
 from distill.losses.hidden_states import PatientKD as PatientKD
+from distill.losses.hidden_states import PooledStates as PooledStates
 from distill.losses.logits import DecoupledKD as DecoupledKD
 from distill.losses.logits import GeneralizedKD as GeneralizedKD
 from distill.losses.logits import GeneratorLoss as GeneratorLoss

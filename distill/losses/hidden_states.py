@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from distill.core.contracts import AttentionVectors, Items, Likelihood, Outputs
+from distill.core.contracts import POOLED, AttentionVectors, Items, Likelihood, Outputs
 from distill.core.errors import UserError
 from distill.core.options import check_arguments, show_value
 from distill.losses.term import EncoderSize, Half, Term, count_items, mask_logits
@@ -97,6 +97,29 @@ class Cosine(Term):
                 f"{teacher_states.shape[-1]} from the teacher: call connect() with both widths first"
             )
         similarity = F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
+        return (1 - similarity).sum(), self.count(items)
+
+
+class PooledStates(Term):
+    """`1 - cos(W mean(h_student), mean(h_teacher))` of the last hidden states of whole texts, with a learned W.
+
+    The means `[B, H]` are over the tokens of each model's own tokenizer, so that teacher and student may read different
+    ones. As the projected vectors of LEAF (arXiv 2509.12539), with the cosine in the place of the distance.
+    """
+
+    needs = frozenset({POOLED})
+    reads_logits = False
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.projection = nn.Linear(student.width, teacher.width)
+
+    def count(self, items: Items) -> Tensor:
+        return torch.tensor(len(items["attention_mask"]), device=items.labels.device)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.pooled is None or teacher.pooled is None:
+            raise ValueError("got outputs without pooled states, expected [B, H] of both models")
+        similarity = F.cosine_similarity(self.projection(student.pooled).float(), teacher.pooled.float(), dim=-1)
         return (1 - similarity).sum(), self.count(items)
 
 

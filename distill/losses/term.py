@@ -289,6 +289,11 @@ class Objective(nn.Module):
         self.prefixes = nn.ModuleDict()  # Of each term on vectors its copy for each prefix, after `connect`.
         self._attention_layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
+    def without(self, names: Sequence[str]) -> "Objective":
+        """Returns the objective without these terms."""
+        kept = {name: term for name, term in self._named() if name not in names}
+        return Objective(name=self.name, terms=kept, dimensions=self.dimensions)
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.terms)
@@ -392,7 +397,7 @@ class Objective(nn.Module):
 
     def count(self, name: str, items: Items) -> int:
         """Returns the number of items that a term averages over."""
-        return int(dict(self._named())[name].count(items))
+        return int(_count(dict(self._named())[name], items))
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of a term do not suit encoders of these sizes."""
@@ -453,7 +458,7 @@ class Objective(nn.Module):
 
     def counts(self, items: Items) -> Tensor:
         """Returns the count of each term for these items, `[terms]`."""
-        return torch.stack([term.count(items) for term in self._terms()]).float()
+        return torch.stack([_count(term, items) for term in self._terms()]).float()
 
     def forward(
         self, student: Outputs, teacher: Outputs, items: Items, counts: Tensor | None = None
@@ -479,6 +484,8 @@ class Objective(nn.Module):
 
     def _total(self, name: str, term: Term, student: Outputs, teacher: Outputs, items: Items) -> Tensor:
         """Returns the sum `[]` of a term; of one with prefixes the mean of the sums for each of them and the whole."""
+        if (taught := _read_taught(term, items)) is not None:
+            student, teacher, items = student.where(taught), teacher.where(taught), items.where(taught)
         total = term(student, teacher, items)[0]
         copies = self._copies(name)
         for each, size in zip(copies, self.dimensions[: len(copies)], strict=True):
@@ -509,6 +516,17 @@ class Objective(nn.Module):
 
     def _named(self) -> list[tuple[str, Term]]:
         return list(zip(self.names, self._terms(), strict=True))
+
+
+def _read_taught(term: Term, items: Items) -> Tensor | None:
+    """Returns the items that a term can learn from, `[n]` (bool); None for all, as a term without a teacher has it."""
+    return items.taught if term.needs_teacher and term.reads_logits else None
+
+
+def _count(term: Term, items: Items) -> Tensor:
+    """Returns the number of items that a term averages over, `[]`, of those that the teacher has outputs for."""
+    taught = _read_taught(term, items)
+    return term.count(items if taught is None else items.where(taught))
 
 
 def take_prefix(vectors: Tensor, size: int) -> Tensor:

@@ -22,6 +22,7 @@ from distill.core.contracts import (
     DECODER_INPUTS,
     ENCODER_FEATURES,
     IGNORED,
+    POOLED,
     TARGET_MASK,
     VECTOR_SETTINGS,
     AttentionVectors,
@@ -241,6 +242,7 @@ def collect_outputs(output: ModelOutput, logits: Tensor | None = None) -> Output
     return Outputs(
         logits=logits,
         hidden_states=output.get("hidden_states"),
+        pooled=next(iter(output.get(POOLED) or ()), None),
         attentions=output.get("attentions"),
         attention_vectors=output.get("attention_vectors"),
         length_logits=output.get("length_logits"),
@@ -372,9 +374,12 @@ def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], 
     with _returned_probabilities(model, needs):
         output: ModelOutput = part(
             **inputs,
-            output_hidden_states=not needs.isdisjoint(("hidden_states", "decoder_hidden_states")),
+            output_hidden_states=not needs.isdisjoint(("hidden_states", "decoder_hidden_states", POOLED)),
             output_attentions=not needs.isdisjoint(("attentions", "cross_attentions")),
         )
+    if POOLED in needs:
+        weights = batch["attention_mask"].unsqueeze(-1).to(output.hidden_states[-1].dtype)
+        output[POOLED] = ((output.hidden_states[-1] * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1),)
     return _name_halves(output)
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
@@ -50,6 +50,7 @@ from distill.data.batches import (
     scoring_steps,
     seen_examples,
 )
+from distill.kinds.outputs import KnownReading
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.models.architectures.modeling_bilstm import (
@@ -72,6 +73,7 @@ from distill.teachers.output_cache import (
     pack_logits,
     split_items,
 )
+from distill.teachers.reading import Reading
 from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import Columns, concatenate, freeze, score_items
 
@@ -124,6 +126,8 @@ class Computation:
         device: type of the device of the forward passes. The digest covers it, and the versions of the libraries.
         kept: what is cached of logits over a vocabulary; None for all logits.
         only_hidden: whether the model is an encoder without a head, of which only hidden states are cached.
+        readings: how a teacher of another tokenizer reads the examples, or what a table says of them, by their digest;
+            empty for one that reads the batches.
     """
 
     model: Callable[[], PreTrainedModel]
@@ -134,6 +138,16 @@ class Computation:
     device: str = "cpu"
     kept: Draws | TopK | None = None
     only_hidden: bool = False
+    readings: Mapping[str, Reading | KnownReading] = field(default_factory=dict)
+
+    def run(
+        self, model: PreTrainedModel, examples: Examples, batch: Batch, items: Items, needs: frozenset[str]
+    ) -> Outputs:
+        """Returns the outputs of the teacher for a batch of these examples."""
+        reading = self.readings.get(examples.digest)
+        if reading is None:
+            return self.task.run(model, batch, items, needs)
+        return reading.run(model, batch, items, needs)
 
 
 def cache_outputs(
@@ -172,6 +186,8 @@ def open_outputs(computation: Computation, examples: Examples, hidden: HiddenLay
     parts: list[object] = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
     if kept is not None:
         parts.append(kept.key())
+    if computation.readings:
+        parts.append(computation.readings[examples.digest].digest)
     visits = examples.visits or 1
     outputs = cache.open(
         computation.directory / cache.key(*parts), np.tile(examples.tokens, visits), hidden=hidden, kept=kept
@@ -276,7 +292,7 @@ def _compute(
             hidden_states = run_encoder(teacher, batch, needs).hidden_states
         else:
             items = task.select(batch)
-            outputs = task.run(teacher, batch, items, needs)
+            outputs = computation.run(teacher, examples, batch, items, needs)
             hidden_states = outputs.hidden_states
             columns = _pack_parts(outputs, items, computation, profile, generator)
             counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()

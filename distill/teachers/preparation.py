@@ -24,6 +24,7 @@ from distill.core.storage import entry_key, has_intact_entry, new_entry
 from distill.data import batches
 from distill.data.batches import labelled_only
 from distill.data.splits import LabelledData
+from distill.kinds.kind import Kind
 from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models.compatibility import check_length, check_target_length, encoder_size
@@ -35,8 +36,16 @@ from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
 from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_prepared
 from distill.teachers.signal import computation_of
-from distill.teachers.source import Labeller, TeacherSource, mix_scores, tune
-from distill.teachers.stages import AdaptedWeights, Calibrated, Rescaling, choose_precision, fit_scale, fit_temperature
+from distill.teachers.source import KnownSource, Labeller, TeacherSource, mix_scores, tune
+from distill.teachers.stages import (
+    AdaptedWeights,
+    Calibrated,
+    Rescaling,
+    choose_precision,
+    fit_known,
+    fit_scale,
+    fit_temperature,
+)
 from distill.training import fitting, hyperparameters, strategies
 from distill.training.hyperparameters import AUTO, check_budget, check_processes
 from distill.training.module import DistillationModule, evaluate, fit_decoding, split_metrics
@@ -332,7 +341,9 @@ class PairTuning(Tuning):
 
 
 def _prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
-    if source.labeller is not None:
+    if isinstance(source.labeller, KnownSource):
+        return _prepare_known(source, source.labeller, preparation)
+    if isinstance(source.labeller, Labeller):
         return _prepare_labeller(source, source.labeller, preparation)
     tuning = PairTuning if source.contrastive is not None else Tuning if source.features is None else FeatureTuning
     return tuning(source, preparation).prepare()
@@ -446,6 +457,26 @@ def _prepare_labeller(source: TeacherSource, labeller: Labeller, preparation: Pr
     print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
     return create(
         weights=digest_parts([*parts, temperature]), load_labels=lambda: Calibrated(load(), temperature),
+    )  # fmt: skip
+
+
+def _prepare_known(source: TeacherSource, table: KnownSource, preparation: Preparation) -> PreparedTeacher:
+    """Returns the teacher of a table, with a temperature that suits the labelled rows if there are any."""
+    task, splits = preparation.task, preparation.splits
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    for text in start.notices:
+        print_notice(text)
+    known = table.read(task, splits)
+    preparation.rehearse(start.model, start.tokenizer, preparation.encode(start.tokenizer))
+    if isinstance(splits, LabelledData) and isinstance(task, Kind) and not preparation.dry_run:
+        known = fit_known(known, task, splits)
+    parts = [source.weights.fingerprint(), table.fingerprint(), task.info.auto_class, splits.labels, known.temperature]
+    return PreparedTeacher(
+        requested=source.requested, resolved=source.resolved(), origin=table.origin, tokenizer=start.tokenizer,
+        load=partial(_reload, source, task, splits, None), precision=source.weights.precision,
+        device=preparation.device, loaded=start.model, notices=start.notices, has_size=False,
+        weights=digest_parts(parts), known=known,
     )  # fmt: skip
 
 

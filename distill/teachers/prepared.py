@@ -27,12 +27,14 @@ from distill.data import tokenization
 from distill.data.batches import CollatedBatch, TokenizedExamples
 from distill.data.pool import Bank, balance, clean, find_nearest, take_in_turns
 from distill.data.splits import BANK, CANDIDATES, LabelledData, text_split
+from distill.kinds.outputs import KnownOutputs, KnownReading
 from distill.kinds.scoring import Scoring
 from distill.models.compatibility import count_parameters
 from distill.models.forward import VectorSettings, pool, run_encoder, run_model
 from distill.models.wrappers import LabelledEncoder, SeveralHeads
 from distill.teachers.computation import compute_rows
 from distill.teachers.output_cache import library_versions
+from distill.teachers.reading import Reading
 from distill.teachers.source import TeacherSource
 from distill.training.hyperparameters import TrainerSettings, has_bf16
 from distill.training.module import freeze, split_metrics
@@ -159,6 +161,9 @@ class PreparedTeacher:
             the encoder; None for a teacher whose logits are those of its model.
         load_untrained: loads the model as it was before its training on the task; None for one that was not trained.
         has_size: whether it runs a model whose parameters count.
+        known: the outputs of a table, beside which `model` is an encoder; None for those of a model.
+        readings: how it reads the examples of a student with another tokenizer, or has outputs of them, by their
+            digest; empty where both read the same tokens.
 
     Attributes:
         scores: on the splits that are scored.
@@ -188,6 +193,8 @@ class PreparedTeacher:
     load_labels: Callable[[], nn.Module] | None = None
     load_untrained: Callable[[], PreTrainedModel] | None = None
     has_size: bool = True
+    known: KnownOutputs | None = None
+    readings: Mapping[str, Reading | KnownReading] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     scores: Mapping[str, Scores] = field(default_factory=dict, init=False)
     comparison: Comparison | None = field(default=None, init=False)
@@ -238,7 +245,7 @@ class PreparedTeacher:
     @property
     def has_head(self) -> bool:
         """Returns whether the logits are those of `model`, which can be exported and timed."""
-        return self.load_labels is None
+        return self.load_labels is None and self.known is None
 
     @property
     def start(self) -> str:

@@ -28,6 +28,7 @@ from distill.core.contracts import (
 from distill.core.errors import UserError, first_line
 from distill.core.files import JsonObject
 from distill.data.batches import MixedExamples, labelled_only, scoring_steps, seen_examples, shown_in_epoch
+from distill.kinds.outputs import KnownReading
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.losses.term import get_logits
@@ -45,6 +46,7 @@ from distill.teachers.computation import (
 )
 from distill.teachers.output_cache import Cached, Draws, HiddenLayers, OutputCache, TopK
 from distill.teachers.prepared import PreparedTeacher, join_prepared
+from distill.teachers.reading import Reading
 from distill.teachers.source import TeacherSource, mix_logits
 from distill.training.module import NOTHING, freeze, split_metrics
 
@@ -56,12 +58,23 @@ class Live(Signal):
         model: moved to the device of the batches.
         objective: names the outputs that are computed.
         reason: the reason why the outputs are not cached.
+        reading: how a teacher of another tokenizer reads the examples, or what a table says of them; None for one that
+            reads the batches.
     """
 
     seconds = 0.0
 
-    def __init__(self, model: PreTrainedModel, task: Learnable, objective: Objective, *, reason: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        task: Learnable,
+        objective: Objective,
+        *,
+        reason: str,
+        reading: Reading | KnownReading | None = None,
+    ) -> None:
         self.model, self.task, self.objective, self.reason = freeze(model), task, objective, reason
+        self.reading = reading
 
     def __getstate__(self) -> dict[str, Any]:
         """Moves the model to the CPU, because it is pickled for processes with other GPUs."""
@@ -73,6 +86,8 @@ class Live(Signal):
         if self.model.device != device:
             self.model.to(device)
         with self._timed():
+            if self.reading is not None:
+                return self.reading.run(self.model, batch, items, self.objective.teacher_needs)
             outputs = self.task.run(self.model, batch, items, self.objective.teacher_needs)
         return outputs if outputs.head is None else replace(outputs, head=self._timed()(outputs.head))
 
@@ -214,18 +229,22 @@ def _logits_of(
 ) -> list[Tensor]:
     """Returns the teacher's logits on at most so many of these examples, as `teacher_logits`."""
     chosen = indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).astype(int)]
-    logits, is_cached = [], signal.bytes > 0
+    logits, is_cached, reading = [], signal.bytes > 0, teacher.readings.get(examples.digest)
     for rows in scoring_steps(examples.lengths[chosen]):
         batch = to_device(examples[chosen[rows].tolist()], torch.device("cpu") if is_cached else teacher.device)
         items = task.select(batch)
-        outputs = signal(batch, items) if is_cached else task.run(teacher.running(), batch, items, frozenset())
+        outputs = (
+            signal(batch, items) if is_cached
+            else task.run(teacher.running(), batch, items, frozenset()) if reading is None
+            else reading.run(teacher.running(), batch, items, frozenset())
+        )  # fmt: skip
         logits.append(get_logits(outputs.at(items)).float().cpu())
     return logits
 
 
 def earlier_decision(record: JsonObject, checkpoint: Path) -> JsonObject | None:
     """Returns the `teacher_outputs` of run.json if a training continues from `checkpoint`, None if it begins."""
-    decision: JsonObject | None = record["teacher_outputs"] if checkpoint.is_file() else None
+    decision: JsonObject | None = record.get("teacher_outputs") if checkpoint.is_file() else None
     return decision
 
 
@@ -271,7 +290,7 @@ def outputs_for_training(
     if isinstance(outputs, str):
         if others:
             _refuse_to_run(outputs)
-        return run_live(teacher, task, objective, outputs)
+        return run_live(teacher, task, objective, outputs, examples)
     if not others:
         return outputs
     further = [
@@ -280,9 +299,21 @@ def outputs_for_training(
     return Mean([outputs, *further], teacher.shares, task.info.likelihood)
 
 
-def run_live(teacher: PreparedTeacher, task: Learnable, objective: Objective, reason: str) -> Signal:
-    """Returns the outputs of a teacher that runs in every step for this reason, if the objective reads them."""
-    return Live(teacher.running(), task, objective, reason=reason) if objective.needs_teacher else NOTHING
+def run_live(
+    teacher: PreparedTeacher,
+    task: Learnable,
+    objective: Objective,
+    reason: str,
+    examples: Examples | Stream | None = None,
+) -> Signal:
+    """Returns the outputs of a teacher that runs in every step for this reason, if the objective reads them.
+
+    Args:
+        examples: those of the training of one task.
+    """
+    reading = None if examples is None else teacher.readings.get(examples.digest)
+    live = Live(teacher.running(), task, objective, reason=reason, reading=reading)
+    return live if objective.needs_teacher else NOTHING
 
 
 def _cache_or_reason(
@@ -320,7 +351,10 @@ def _cache_or_reason(
 
 def computation_of(teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path) -> Computation:
     """Returns the computation of the outputs of one teacher."""
-    return Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
+    return Computation(
+        teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type,
+        readings=teacher.readings,
+    )  # fmt: skip
 
 
 def _obstacle(

@@ -32,9 +32,11 @@ from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.batches import scoring_steps
 from distill.kinds import MaskedLM
 from distill.kinds.masked_lm import TextData
+from distill.kinds.outputs import KnownOutputs
 from distill.models.forward import run_model, to_device
 from distill.models.loading import Start, find_head
 from distill.models.surgery.embeddings import AUTO_WORDS, AddWords, check_option
+from distill.models.surgery.layers import is_whole
 from distill.teachers.computation import Features
 from distill.teachers.output_cache import OutputCache
 from distill.teachers.writing import TargetSettings
@@ -461,6 +463,31 @@ class Labeller(Protocol):
         ...
 
 
+@runtime_checkable
+class KnownSource(Protocol):
+    """A source of the outputs of a table: a class of `teachers/`. The attributes are those of `Labeller`."""
+
+    encoder: Weights
+    origin: str
+    labels_any_text: bool
+
+    def check(self, task: Task) -> None:
+        """Raises UserError for a task whose outputs it cannot have, before anything is read."""
+        ...
+
+    def resolved(self) -> str:
+        """Returns the name in records."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Returns a digest of everything that the outputs depend on."""
+        ...
+
+    def read(self, task: Task, data: Data) -> KnownOutputs:
+        """Returns the outputs; raises UserError for files that cannot be used."""
+        ...
+
+
 @dataclass(frozen=True)
 class TeacherSource:
     """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
@@ -480,8 +507,10 @@ class TeacherSource:
         callback_key: describes them before their first use, as a part of the key of the fine-tuned teacher.
         adaptation: of the weights to a text before the fine-tuning; None for none.
         contrastive: the settings of a start on pairs of labelled rows in place of the fine-tuning; None for that.
-        labeller: has the class probabilities in place of a head of the weights; None for a model with a head.
+        labeller: has the class probabilities, or outputs of a table, in place of a head of the weights; None for a
+            model with a head.
         targets: the texts of the teacher that take the place of those of train; None for those of the data.
+        max_length: tokens that it reads of an example; None for as many as its student.
         stands_for: name of the teacher whose substitute this one is; None for a teacher that was asked for.
 
     Raises:
@@ -501,13 +530,18 @@ class TeacherSource:
     callback_key: tuple[str, ...] = ()
     adaptation: Adaptation | None = None
     contrastive: ContrastiveSettings | None = None
-    labeller: Labeller | None = None
+    labeller: Labeller | KnownSource | None = None
     targets: TargetSettings | None = None
     stands_for: str | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
             raise OptionError("teacher.accept_weak", show_value(self.accept_weak), "true or false")
+        if self.max_length is not None and not is_whole(self.max_length):
+            raise OptionError(
+                "teacher.max_length", show_value(self.max_length), "a whole number of at least 1, or null"
+            )
 
     def of_task(self, name: str) -> "TeacherSource":
         """Returns the source of the teacher of the task with this name."""

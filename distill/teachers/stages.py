@@ -25,6 +25,9 @@ from distill.core.errors import UserError
 from distill.core.files import write_json
 from distill.core.storage import entry_key, has_intact_entry, new_entry
 from distill.data.batches import scoring_steps
+from distill.data.splits import LabelledData
+from distill.kinds.kind import Kind
+from distill.kinds.outputs import KnownOutputs
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.losses.term import get_logits
@@ -219,6 +222,25 @@ def fit_temperature(teacher: LabelledEncoder, task: Task, examples: Examples) ->
     if sum(map(len, labels)) < LEAST:
         return None
     return best_temperature(torch.cat(logits), torch.cat(labels))
+
+
+def fit_known(known: KnownOutputs, task: Kind, data: LabelledData) -> KnownOutputs:
+    """Returns the outputs of a table with the temperature that has the least cross-entropy on the labelled rows."""
+    train = data.splits["train"]
+    if not known.has_distributions or not data.labels or task.info.likelihood not in ("softmax", "sigmoid"):
+        return known
+    is_single = task.info.likelihood == "softmax"
+    rows = [
+        (torch.from_numpy(outputs[0]).float(), label)
+        for outputs, label in zip(known.look_up(task, train), train.labels, strict=True)
+        if outputs is not None and (label >= 0 if is_single else not np.isnan(label).any())
+    ]
+    if len(rows) < LEAST:
+        return known
+    labels = torch.from_numpy(np.array([label for _, label in rows]))
+    temperature = best_temperature(torch.stack([logits for logits, _ in rows]), labels)
+    print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
+    return replace(known, temperature=temperature)
 
 
 def best_temperature(logits: Tensor, labels: Tensor) -> float:

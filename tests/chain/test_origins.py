@@ -57,9 +57,9 @@ def test_the_sentence_encoder_encodes_every_piece_once(
 ) -> None:
     model, calls = toy_bert(len(tokenizer)), []
 
-    def count(encoder: PreTrainedModel, reader: PreTrainedTokenizerBase) -> torch.Tensor:
+    def count(encoder: PreTrainedModel, reader: PreTrainedTokenizerBase, own: None) -> torch.Tensor:
         calls.append(type(encoder))
-        return encode_pieces(encoder, reader)
+        return encode_pieces(encoder, reader, own)
 
     monkeypatch.setattr(student_setup, "encode_pieces", count)
     for _ in range(2):  # The second one is another run with the same cache.

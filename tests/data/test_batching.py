@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +20,7 @@ from distill.data.batches import LengthBuckets, TokenizedExamples, padded_length
 from distill.data.splits import LabelledData, Split, text_split
 from distill.kinds import Classification
 from distill.kinds.classification import OneClass
+from distill.text.vocabulary import train_word_pieces
 from tests.conftest import sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)

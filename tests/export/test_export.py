@@ -17,7 +17,6 @@ import onnxruntime
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core import console
@@ -35,6 +34,7 @@ from distill.export.quantization import FORMATS, RECIPES, ExportSettings, Recipe
 from distill.kinds import Classification, TokenClassification
 from distill.kinds.classification import OneClass
 from distill.records.verdict import recommend
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import evaluate
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.edge.conftest import Output, Patch, write_ranking_bundle, write_toy_bundle

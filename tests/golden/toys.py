@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -15,6 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from distill.text.vocabulary import train_bytes, train_word_pieces
 from tests.conftest import BAD, GOOD, sentences, toy_bert, write_corpus
 
 ROWS = {"train": sentences(36)[:24], "dev": sentences(36)[24:]}

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.vocabulary import train_bytes, train_sentinels, train_word_pieces
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.inspection.inspection import Inspection, Questions, inspect_models
 from distill.inspection.inspection_report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
 from distill.kinds import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq, TokenClassification
+from distill.text.vocabulary import train_bytes, train_sentinels, train_word_pieces
 from tests.conftest import BAD, GOOD, write_corpus
 from tests.kinds.test_question_answering import questions
 from tests.kinds.test_seq2seq import bart, t5

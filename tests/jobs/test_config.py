@@ -101,6 +101,7 @@ def instantiate_file(file: Path) -> None:
     assert isinstance(values, dict)
     if file.parts[0] == "teacher":
         assert values.pop("accept_weak") is False
+        assert values.pop("max_length", None) is None
         hydra.utils.instantiate(values.pop("cache"))
         if file.stem in LABELLERS:
             values |= LABELLERS[file.stem]

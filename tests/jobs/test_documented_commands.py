@@ -30,7 +30,12 @@ PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
 }
 DOCUMENTS = [path for path in documents.COMMAND_DOCUMENTS if path.is_file() and list(documents.read_commands(path))]
 # Files that an option is checked with.
-FILES = {"probabilities.csv": "text,a,b\n", "path/to/german.txt": "Ein Satz.\n", "path/to/spanish.jsonl": "{}\n"}
+FILES = {
+    "outputs.csv": "text,a,b\n",
+    "labels.jsonl": "{}\n",
+    "path/to/german.txt": "Ein Satz.\n",
+    "path/to/spanish.jsonl": "{}\n",
+}
 
 
 NAMES = {path: str(path.relative_to(documents.ROOT)) for path in DOCUMENTS}

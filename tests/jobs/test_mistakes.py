@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BartConfig, BartForConditionalGeneration, RobertaConfig, RobertaForMaskedLM
 
+from distill.text.vocabulary import train_word_pieces
 from tests.conftest import run_here, sentences, toy_bert
 from tests.golden.commands import replace_options
 from tests.golden.runs import golden_root
@@ -36,7 +36,12 @@ WRITER = (
 MISTAKES = {
     "labelled texts": (LABELLED, {
         "objective=pkd student.depth=1": "the term pkd leaves out the last layer, and the student has no other: set",
-        "+student=pretrained student.path=mine/other": "teacher and student read different tokens: ",
+        "+student=pretrained student.path=mine/other objective=distilbert": "the term cosine compares the states of",
+        "student.start=mine/other student.heads=2": "student.heads=2 is about the layers of the teacher, and",
+        "student.start=mine/other export.vocabulary=trained": "export.vocabulary=trained takes rows of the",
+        "+student=bilstm student.tokenizer=none": "student.tokenizer=none holds no tokenizer, expected a dir",
+        "teacher.answers=[yes]": "teacher.answers=[yes,no] and teacher.prompt belong together: give both, or neither",
+        "teacher.max_length=0": "teacher.max_length=0",
         "teacher.path=mine/bare": "holds no tokenizer: call tokenizer.save_pretrained",
         "+student=cnn student.hidden_dim=0": "error: got student.hidden_dim=0, expected a whole number of at least 1",
         "student.layers=3": "student.layers=3 is one number: student.depth=3 copies this many layers",

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertForMaskedLM
 
 from distill.core.errors import config_directory
 from distill.export import latency
+from distill.text.vocabulary import train_word_pieces
 from tests.conftest import run_here, sentences, toy_bert
 
 CONF = config_directory()
@@ -26,19 +26,23 @@ STUDENTS: dict[str, list[str]] = {
         "layers=[0]", "depth=1", "init=search", "heads=2", "ffn=16", "embedding_dim=16", "prune=iterative",
         "prune=iterative prune_steps=2 prune_share=0.5", "attention=local window=8 global_tokens=2", "positions=400",
         "chunk=32 chunk_overlap=8 chunk_pooling=max",
-        "init=general general={corpus:CORPUS,passes:1,max_length:16,batch_size:4}",
+        "init=general general={corpus:CORPUS,passes:1,max_length:16,batch_size:4}", "start=ENCODER",
     ],
-    "albert": ["groups=2 depth=2", "embedding_dim=16", "share=ffn", "table=svd", "layer=first", "init=random"],
+    "albert": [
+        "groups=2 depth=2", "embedding_dim=16", "share=ffn", "table=svd", "layer=first", "init=random",
+        "start=ENCODER",
+    ],
     "bilstm": [
         "init=random", "embedding_dim=16", "hidden_dim=20", "layers=2", "classifier_dim=20", "dropout=0.2",
-        "pooling=max",
+        "pooling=max", "tokenizer=pieces",
     ],
     "cnn": [
         "widths=[2,3]", "embedding_dim=16", "hidden_dim=30", "classifier_dim=20", "dropout=0.2", "init=random",
+        "tokenizer=ENCODER",
     ],
     "static": [
         "start=random", "dim=16", "buckets=0", "bucket_dim=16", "classifier_dim=20", "dropout=0.1", "token_dropout=0.2",
-        "smoothing=1e-4",
+        "smoothing=1e-4", "tokenizer=pieces",
     ],
 }  # fmt: skip
 # Of students for other kinds of tasks, and of tags.
@@ -46,7 +50,8 @@ OTHER_TASKS = {"distilbert": {"decoder_depth"}, "cnn": {"tag_width", "dilations"
 OTHERS = (
     "objective=hinton", "objective=dkd", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
     "objective=pkd student.depth=2", "objective=tinybert", "objective=tinybert_layers", "objective=pseudo_label",
-    "objective=supervised", "teacher.start=contrastive teacher.contrastive.pairs=1",
+    "objective=supervised", "teacher.max_length=80",
+    "teacher.start=contrastive teacher.contrastive.pairs=1",
     "teacher.features=last teacher.bilstm.trainer.max_steps=2 teacher.bilstm.hidden_dim=16", "teacher.positions=400",
     "teacher.attention=local", "teacher.precision=auto", "teacher.cache.enabled=false", "teacher.cache.hidden=true",
     "augment=tang", "augment=mlm augment.model=ENCODER", "augment=none", "task.unlabelled=TEXTS",
@@ -62,6 +67,7 @@ OTHERS = (
 TOGETHER = (
     "+student=distilbert student.init=search teacher.cache.hidden=true objective=minilm benchmark.dev_pass=true "
     "export.recipes=[mixed] export.vocabulary_texts=[TEXTS] export.vocabulary=task",
+    "+student=bilstm student.tokenizer=pieces objective=pooled",
     "+student=cnn budget.ms=500 export.abstain=0.1 export.calibration=16 augment=mlm augment.model=ENCODER export=rows",
 )
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.teachers.bilm import choose_weights
-from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -28,6 +27,7 @@ from distill.models.loading import load_directory
 from distill.text.corpus import Corpus, Document
 from distill.text.packing import measure_tokens
 from distill.text.sequences import PackedText, SequenceSettings
+from distill.text.vocabulary import train_bytes, train_word_pieces
 from tests.conftest import write_corpus
 
 VOCABULARY = 40

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.utils.class_weight import compute_class_weight
 
 from distill.core.contracts import IGNORED, Outputs, Task
@@ -16,6 +15,7 @@ from distill.data.splits import LabelledData
 from distill.kinds import Classification, TokenClassification
 from distill.kinds.labelled_rows import resolve_class_weights, weight_column
 from distill.losses import HardLabels, Objective, SoftTargets
+from distill.text.vocabulary import train_word_pieces
 
 NOWHERE = Path("nowhere")
 TERM = HardLabels()

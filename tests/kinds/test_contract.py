@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -52,6 +51,7 @@ from distill.kinds.token_classification import TagScores
 from distill.kinds.vector_scores import PairScores
 from distill.models.forward import configure
 from distill.models.generator import GeneratorOptions
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import evaluate
 
 VOCABULARY = 60

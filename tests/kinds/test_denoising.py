@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.teachers.new import NewModel
-from distill.builtin.teachers.vocabulary import train_bytes, train_sentinels
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from distill.core.contracts import IGNORED, TARGET_MASK
@@ -16,6 +15,7 @@ from distill.core.errors import UserError
 from distill.kinds import Denoising
 from distill.models.sentence_files import load_tokenizer
 from distill.text.sequences import Sequences
+from distill.text.vocabulary import train_bytes, train_sentinels
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden_size": 32, "heads": 4, "pieces": "sentinels", "vocabulary": 400}
 FAMILIES = {"t5": {"positions": None}, "bart": {"positions": 64}}

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.students import pretrained
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +31,7 @@ from distill.models.loading import load_directory
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import compare_with_constant
 from distill.teachers.signal import teacher_logits
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import NOTHING
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.conftest import SETTINGS as RATES
@@ -419,7 +419,7 @@ def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
     )
     model = BertModel(config).eval()
     configure(model, task.info.model_settings)
-    teacher: Any = SimpleNamespace(running=lambda: model, device=torch.device("cpu"))
+    teacher: Any = SimpleNamespace(running=lambda: model, device=torch.device("cpu"), readings={})
     every = torch.cat(teacher_logits(teacher, task, examples["train"], NOTHING, most=100))
     assert every.shape == (8, 8)  # Two texts of each pair, and none of the pool.
     few = torch.cat(teacher_logits(teacher, task, examples["train"], NOTHING, most=2))

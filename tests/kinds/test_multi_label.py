@@ -16,7 +16,6 @@ import torch
 from distill.builtin.students.bilstm import from_teacher as bilstm
 from distill.builtin.students.distilbert import from_teacher as distilbert
 from distill.builtin.teachers.pretrained import Pretrained
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.metrics import f1_score
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,6 +39,7 @@ from distill.records.verdict import RecordSettings
 from distill.teachers.preparation import load_start
 from distill.teachers.prepared import compare_with_constant
 from distill.teachers.source import TeacherSource, mix_logits
+from distill.text.vocabulary import train_word_pieces
 from distill.training import statistics
 from distill.training.module import dev_metrics, evaluate_splits, fit_decoding
 from tests.conftest import LOOSE, SETTINGS, toy_bert

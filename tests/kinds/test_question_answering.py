@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -38,6 +37,7 @@ from distill.models.loading import load_directory
 from distill.teachers.computation import Computation, cache_outputs
 from distill.teachers.output_cache import OutputCache
 from distill.teachers.prepared import compare_with_constant
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import dev_metrics, evaluate_splits, fit_decoding
 from tests.conftest import LOOSE
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor, nn
 from transformers import BertConfig, BertForTokenClassification
 
@@ -20,6 +19,7 @@ from distill.models import decoding
 from distill.models.generator import GeneratorOptions
 from distill.models.wrappers import SeveralHeads
 from distill.text.masking import Masking
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import parameter_groups
 from tests.conftest import sentences
 

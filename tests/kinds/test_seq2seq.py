@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
 from transformers import (
     BartConfig,
@@ -25,6 +24,7 @@ from distill.kinds import Seq2Seq
 from distill.losses import Cosine, CrossAttention, HardLabels, HiddenStateMSE, SoftTargets, Term
 from distill.models.compatibility import encoder_size
 from distill.models.loading import load_directory
+from distill.text.vocabulary import train_bytes, train_word_pieces
 from distill.training.module import DistillationModule
 
 VOCABULARY = 60

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,6 +20,7 @@ from distill.kinds.verbalizer import NUMBER, WORDS, WordScores, choose_words, en
 from distill.losses import HardLabels
 from distill.models import decoding
 from distill.models.decoding import score_words
+from distill.text.vocabulary import train_bytes, train_word_pieces
 from distill.training.module import evaluate
 from tests.export.test_generator import VOCABULARY, make_model
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from distill.builtin.teachers.vocabulary import train_sentinels
 from transformers import (
     AutoTokenizer,
     BartConfig,
@@ -49,6 +48,7 @@ from distill.models.sentence_files import adopt_special_tokens
 from distill.models.surgery.initialization import Origins
 from distill.models.wrappers import share_encoder
 from distill.text.masking import Masking
+from distill.text.vocabulary import train_sentinels
 from distill.training.module import DistillationModule
 from tests.conftest import live, sentences, toy_bert
 

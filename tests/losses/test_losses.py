@@ -20,6 +20,7 @@ from distill.losses import (
     LogitMSE,
     MaskedLanguageModelling,
     Objective,
+    PooledStates,
     PseudoLabels,
     SoftTargets,
     Term,
@@ -478,3 +479,18 @@ def test_an_objective_names_the_terms_that_cannot_learn_a_task() -> None:
     assert objective.unsuited(likelihood="softmax", classes_are_tokens=False) == ["mlm"]
     assert objective.unsuited(likelihood="softmax", classes_are_tokens=True) == []
     assert Objective(name="x", terms={"a": HardLabels(), "b": Cosine()}).needing("hidden_states") == ["b"]
+
+
+def test_pooled_states_are_compared_by_a_learned_projection() -> None:
+    """The projection swaps the two numbers, so that the second text points away from the teacher's."""
+    term = PooledStates()
+    term.connect(EncoderSize(width=2, layers=1), EncoderSize(width=2, layers=1))
+    with torch.no_grad():
+        term.projection.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+        term.projection.bias.zero_()
+    student = Outputs(pooled=torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    teacher = Outputs(pooled=torch.tensor([[0.0, 3.0], [-1.0, 0.0]]))
+    batch = {"attention_mask": torch.ones(2, 3)}
+    items = Items(batch=batch, row=torch.arange(2), labels=torch.zeros(2), labelled=torch.ones(2, dtype=torch.bool))
+    total, count = term(student, teacher, items)
+    assert (total.item(), count.item()) == (pytest.approx(2.0), 2)

@@ -9,13 +9,14 @@ import torch
 import transformers
 from distill.builtin.students.layers import from_teacher
 from distill.builtin.teachers.new import NewModel
-from distill.builtin.teachers.vocabulary import train_bytes
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, XLNetConfig
 
 from distill.core.errors import UserError
 from distill.models.forward import VectorSettings, check_reads_both_sides, pool, run_model
 from distill.models.loading import load_directory
 from distill.models.sentence_files import separate_texts
+from distill.models.yes_no import load_yes_no
+from distill.text.vocabulary import train_bytes
 from tests.conftest import sentences
 
 HEAD = "AutoModelForSequenceClassification"
@@ -29,6 +30,17 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
     "opt": lambda **special: transformers.OPTConfig(
         **SIZES, ffn_dim=64, word_embed_proj_dim=32, **special | {"pad_token_id": None}
     ),
+}
+
+
+GROUPED = SIZES | {"num_key_value_heads": 2}
+TEACHERS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "qwen3": lambda **special: transformers.Qwen3Config(**GROUPED, head_dim=8, **special),
+    "gemma3": lambda **special: transformers.Gemma3TextConfig(
+        **GROUPED, head_dim=8, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2, **special
+    ),
+    "mistral": lambda **special: transformers.MistralConfig(**GROUPED, **special),
+    "phi3": lambda **special: transformers.Phi3Config(**GROUPED, **special),
 }
 
 
@@ -71,6 +83,29 @@ def test_the_logits_are_those_of_the_last_token_whatever_is_padded(directory: Pa
                 alone = start.tokenizer(text, return_tensors="pt")
                 states = model.base_model(**alone).last_hidden_state[0, -1]
                 torch.testing.assert_close(row, model.score(states), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", TEACHERS)
+def test_a_decoder_as_a_teacher_has_the_logits_of_transformers_in_any_batch(
+    family: str, side: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    end = tokenizer.eos_token_id
+    special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    config = TEACHERS[family](vocab_size=len(tokenizer), id2label={0: "bad", 1: "good"}, **special)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load(tmp_path)
+    assert start.fits
+    start.tokenizer.padding_side = side
+    original = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    texts = ["a", "a lovely film of wit, and of " * 3, "stale"]
+    batch = start.tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = run_model(start.model, batch).logits
+        expected = [original(**start.tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-5, rtol=1e-4)
 
 
 def test_texts_of_a_pair_are_apart_and_an_empty_text_has_a_token(directory: Path, tmp_path: Path) -> None:
@@ -138,3 +173,33 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [f"{text}\t{label}" for text, label in sentences(count)]
         (root / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n", encoding="utf-8")
     return root
+
+
+PROMPT = "judge: <Query>: {query}\n<Document>: {document}\nanswer:"
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_a_yes_or_a_no_behind_a_prompt_is_the_score_of_a_document(
+    padding_side: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    end = tokenizer.eos_token_id
+    config = TEACHERS["qwen3"](vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, pad_token_id=None)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load_yes_no(tmp_path, ("y", "n"), PROMPT, "score")
+    start.tokenizer.padding_side = padding_side
+    pairs = [("a film", "a lovely film of wit"), ("stale", "a"), ("of wit and of", "stale")]
+    batch = start.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    language_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        logits = run_model(start.model, batch).logits
+        for (query, document), row in zip(pairs, logits, strict=True):
+            text = PROMPT.format(query=query, document=document)
+            last = language_model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
+            expected = last[tokenizer.encode("y")[0]] - last[tokenizer.encode("n")[0]]
+            torch.testing.assert_close(row[0], expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="teacher.answers: 'yes and no' is . tokens of this model, expected one"):
+        load_yes_no(tmp_path, ("yes and no", "n"), PROMPT, "score")
+    with pytest.raises(UserError, match="needs {query} and then {document}, once each"):
+        load_yes_no(tmp_path, ("y", "n"), "{document} for {query}", "score")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import (
     AlbertConfig,
     AlbertForTokenClassification,
@@ -32,6 +31,7 @@ from transformers import (
 from distill.core.errors import OptionError, UserError
 from distill.models.generator import GeneratorOptions, sample_tokens
 from distill.models.wrappers import SeveralHeads
+from distill.text.vocabulary import train_word_pieces
 from tests.conftest import sentences
 
 VOCABULARY = 60

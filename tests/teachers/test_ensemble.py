@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -18,6 +17,7 @@ from distill.edge.decoder import MASKED, softmax
 from distill.losses import DecoupledKD, HardLabels, HiddenStateMSE, Objective, SoftTargets
 from distill.teachers.signal import Live, Mean, SignalByTask
 from distill.teachers.source import mix_logits, normalize_shares
+from distill.text.vocabulary import train_word_pieces
 from distill.training.module import NOTHING
 from distill.training.processes import dumps
 from tests.conftest import LABELS, sentences, toy_bert

@@ -16,7 +16,6 @@ import transformers
 from distill.builtin.teachers.loaded import Loaded
 from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.pretrained import Pretrained
-from distill.builtin.teachers.vocabulary import SPECIAL_TOKENS, train_word_pieces
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
@@ -28,6 +27,7 @@ from distill.models.loading import match_labels, reorder_head
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.source import TeacherSource, locate
+from distill.text.vocabulary import SPECIAL_TOKENS, train_word_pieces
 from distill.training.module import freeze
 from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
 from tests.teachers.conftest import fingerprint_of, prepare

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from distill.builtin.teachers.vocabulary import train_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,6 +27,7 @@ from distill.models.decoding import continue_prompts
 from distill.teachers import writing
 from distill.teachers.prepared import PreparedTeacher
 from distill.text.sequences import Sequences, SequenceSettings, count_prompt
+from distill.text.vocabulary import train_bytes
 from tests.conftest import write_corpus
 from tests.teachers.conftest import make_prepared
 

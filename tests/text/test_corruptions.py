@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distill.builtin.teachers.vocabulary import SENTINELS, train_sentinels
 from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.text.corruptions import CORRUPTIONS, Corruption, Corruptor, Infilling, Symbols, T5Spans
+from distill.text.vocabulary import SENTINELS, train_sentinels
 
 PAD, END, MASK, FULL_STOP = 0, 1, 2, 50
 SENTINEL = np.arange(3, 23, dtype=np.int32)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from distill.builtin.students.layers import from_teacher
-from distill.builtin.teachers.vocabulary import train_bytes
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -16,6 +15,7 @@ from distill.kinds import CausalLM
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.models import compatibility
 from distill.models.forward import run_model
+from distill.text.vocabulary import train_bytes
 from distill.training.module import DistillationModule, sum_with_gradient
 from tests.conftest import SETTINGS, Toy, last_state, live, outputs_at_items, write_corpus
 

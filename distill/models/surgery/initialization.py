@@ -103,13 +103,27 @@ class Origins:
     importance: Callable[[], Importance] | None = None
 
 
+def list_pieces(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the text of each piece of a tokenizer, empty for special tokens, `[V]`."""
+    special = set(tokenizer.all_special_ids)
+    texts = tokenizer.batch_decode([[piece] for piece in range(len(tokenizer))])
+    return ["" if piece in special else text.removeprefix("##").strip() for piece, text in enumerate(texts)]
+
+
 @torch.no_grad()
-def encode_pieces(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def encode_pieces(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase | None = None
+) -> Tensor:
     """Returns the vectors `[V, H]` of an encoder for texts of one piece each, without those of special tokens.
 
     They are pooled as the model's configuration says, and by the mean if it says nothing (as model2vec has it).
     The rows of special tokens are 0.
+
+    Args:
+        own: the tokenizer of the encoder, by which it reads the text of each piece; None if that is `tokenizer`.
     """
+    if own is not None:
+        return _encode_texts(model, list_pieces(tokenizer), own)
     before, after = tokenizer.cls_token_id, tokenizer.sep_token_id
     prefix, suffix = ([] if token is None else [token] for token in (before, after))
     settings = vector_settings(model.config)
@@ -126,6 +140,21 @@ def encode_pieces(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         states: Tensor = run_encoder(model, batch).last_hidden_state
         vectors[ids] = pool(states, mask, settings).cpu()
     model.train(was_training)
+    return vectors
+
+
+def _encode_texts(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns the vectors `[V, H]` of texts, 0 for those that are empty."""
+    settings = vector_settings(model.config)
+    settings = _MEAN if settings is None else {**settings, "normalize": False}
+    vectors = torch.zeros(len(texts), int(model.config.hidden_size))
+    filled = torch.tensor([row for row, text in enumerate(texts) if text])
+    model.eval()
+    for rows in filled.split(BATCH):
+        chosen = [texts[row] for row in rows.tolist()]
+        batch = tokenizer(chosen, padding=True, return_tensors="pt", return_attention_mask=True).to(model.device)
+        states: Tensor = run_encoder(model, batch).last_hidden_state
+        vectors[rows] = pool(states, batch["attention_mask"], settings).cpu()
     return vectors
 
 

@@ -370,10 +370,11 @@ def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedd
     return create(NarrowDistilBertConfig(**values))
 
 
-def is_whole(value: Any, least: int = 1, most: int | None = None) -> bool:
+def is_whole(value: object, least: int = 1, most: int | None = None) -> bool:
     """Returns whether a value is a whole number in this range."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and value >= least and (most is None or value <= most)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)
 
 
 def check_size(option: str, value: object, least: int = 1) -> None:

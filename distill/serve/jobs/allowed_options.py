@@ -349,12 +349,12 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     # The teacher
     ("teacher.", VALUE,
      "accept_weak attention beams decoder_depth depth dropout family features global_tokens heads hidden_dim "
-     "hidden_size keep layers pieces positions precision sampling_seed sampling_temperature seed start "
-     "vocabulary weights window"),
+     "hidden_size keep layers max_length pieces positions precision sampling_seed sampling_temperature seed start "
+     "trust vocabulary weights window"),
     ("teacher.bilstm.", VALUE, "dropout hidden_dim layers pooling"),
     ("teacher.contrastive.", VALUE, "batch_size epochs learning_rate pairs seed"),
     ("teacher.cache.", VALUE, "enabled hidden max_gb draws top_k"),
-    ("teacher.", TEXT, "labels hypothesis"),
+    ("teacher.", TEXT, "answers labels hypothesis prompt"),
     ("teacher.", NAME, "name"),
     ("teacher.", TEACHER, "path paths paths.* encoder tokenizer"),
     ("teacher.", DATA, "texts"),
@@ -364,11 +364,13 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("student.", VALUE,
      "attention bucket_dim buckets chunk chunk_overlap chunk_pooling classifier_dim decoder_depth depth dilations "
      "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
-     "prune_share prune_steps share smoothing start table tag_width token_dropout widths window"),
+     "prune_share prune_steps share smoothing table tag_width token_dropout widths window"),
     ("student.general.", VALUE, "batch_size documents learning_rate max_length passes tokens"),
     ("student.general.", DATA, "corpus"),
     ("student.", NAME, "name"),
     ("student.", TEACHER, "path"),
+    ("student.", replace(TEACHER, words=("null", "pieces")), "tokenizer"),
+    ("student.", replace(TEACHER, words=("null", "sentence", "teacher", "random")), "start"),
     ("student.", FOREIGN_CODE, "trust_remote_code"),
     ("objective.", VALUE, "dimensions"),
     ("objective.", NAME, "name"),

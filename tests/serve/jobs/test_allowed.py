@@ -106,7 +106,7 @@ def test_every_key_that_may_name_code_or_a_path_is_refused(keys: set[tuple[str, 
     for key in keys:
         verdict = find_verdict(key)
         assert verdict is not None
-        if key[-1] in ("_target_", "trust_remote_code", "trust") or key[0] == "hydra":
+        if key[-1] in ("_target_", "trust_remote_code") or key == ("trust",) or key[0] == "hydra":
             assert verdict.kind == ValueKind.NEVER, key
         if (
             key[-1] in ("path", "paths", "data_dir", "encoder", "tokenizer", "model", "bank", "texts")

@@ -1,20 +1,19 @@
-"""Tests of a file of class probabilities as the teacher."""
+"""Tests of a file of outputs as the teacher."""
 
 import csv
 import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from distill.builtin.teachers.file import ProbabilityFile, check_repeated, map_ids
-from transformers import PreTrainedTokenizerBase
+from distill.builtin.teachers.file import OutputFile
 
 from distill.core.errors import UserError
-from distill.kinds import Classification
-from distill.models.wrappers import KnownLogits
+from distill.kinds import Classification, TokenClassification
+from distill.kinds.known import join_texts
 from distill.rows.columns import Table
 from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
@@ -41,19 +40,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def test_logits_are_the_logarithms_of_the_probabilities_by_the_tokens_of_a_text() -> None:
-    """The two texts of the same tokens have the mean of 0.9 and 0.7."""
-    tokens, probabilities = [[2, 7, 3], [2, 8, 9, 3], [2, 7, 3]], np.array([[0.9, 0.1], [0.0, 1.0], [0.7, 0.3]])
-    known = KnownLogits(tokens, probabilities, independent=False)
-    ids, mask = torch.tensor([[2, 8, 9, 3], [0, 2, 7, 3]]), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
-    torch.testing.assert_close(known(ids, mask).exp(), torch.tensor([[1e-6, 1.0], [0.8, 0.2]]))
-    odds = KnownLogits(tokens, probabilities, independent=True)(ids, mask)
-    torch.testing.assert_close(odds.sigmoid(), torch.tensor([[1e-6, 1 - 1e-6], [0.8, 0.2]]))
-    assert known.find_missing([[2, 7, 3], [2, 3]]) == [1]
-    with pytest.raises(UserError, match="a text has no probabilities in teacher.path"):
-        known(ids[:, 1:], mask[:, 1:])
-
-
 def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
     inference: Path, films: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -75,7 +61,7 @@ def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
     report = next((tmp_path / "runs").rglob("report.md")).read_text(encoding="utf-8")
     assert "times as fast" not in report
     assert "smaller than" not in report
-    assert (teacher["resolved"], teacher["origin"]) == ("probabilities.jsonl", "probabilities of probabilities.jsonl")
+    assert (teacher["resolved"], teacher["origin"]) == ("probabilities.jsonl", "outputs of probabilities.jsonl")
     assert (teacher["metrics"]["accuracy"], teacher["parameters"]) == (1.0, None)
     for option in ("augment=tang", f"task.bank={films}"):
         code, _, error = command(*options, option)
@@ -83,29 +69,23 @@ def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
         assert f"{option.partition('=')[0]} adds texts that teacher file has no probabilities of: leave it out" in error
 
 
-def test_equal_rows_may_be_there_twice_and_texts_of_equal_tokens_have_the_mean(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The encoder reads two tokens, and the texts differ in the third word."""
-    rows = [["one two", 0.9], ["one two", 0.9], ["one two three", 0.7], ["One  two", 0.9]]
-    table = Table("file.csv", ("text", "a", "b"), {"text": [text for text, _ in rows]}, lines=[2, 3, 4, 5])
-    probabilities = np.array([[float(p), 1 - float(p)] for _, p in rows])
-    tokens = [np.array([5, 6])] * 4
-    check_repeated(table, [[str(text) for text, _ in rows]], tokens, probabilities, ["a", "b"])
-    KnownLogits(tokens, probabilities, independent=False).report_alike(table.source)
-    assert "the same tokens of both, have other probabilities: 1; the mean" in " ".join(capsys.readouterr().out.split())
+def test_equal_rows_may_be_there_twice(tmp_path: Path) -> None:
+    rows = [*probability_rows(), probability_rows()[3]]
+    found = read_outputs(tmp_path, rows, "sentence", ["dull", "lovely"])
+    assert len(found) == len({text for text, _ in sentences(64)})
 
 
 def test_an_id_has_one_text() -> None:
     """Before, the later text took the place of the first one."""
     columns = {"id": ["7", "8", "7"], "text": ["one", "two", "one"]}
-    assert map_ids(Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4]), ["text"]) == {
-        "7": ("one",),
-        "8": ("two",),
-    }
+    table, texts = (
+        Table("file.csv", ("id",), {"id": ["8"]}),
+        Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4]),
+    )
+    assert join_texts(table, texts, ["text"]).columns["text"] == ["two"]
     columns["text"][2] = "three"
     with pytest.raises(UserError, match="texts.csv, line 2, and line 4: the id 7 is there twice with diff"):
-        map_ids(Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4]), ["text"])
+        join_texts(table, texts, ["text"])
 
 
 Change = Callable[[list[Row]], list[Row]]
@@ -119,10 +99,6 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     "other labels": (
         lambda rows: [{"sentence": row["sentence"], "dull": row["dull"], "good": row["lovely"]} for row in rows],
         "has no probabilities of lovely: it has sentence, dull, good, and the classes of the task are dull, lovely",
-    ),
-    "missing rows": (
-        lambda rows: rows[:60],
-        "probabilities.csv has no probabilities for 4 of 64 texts of train, the first of them 'stale",
     ),
     "a sum above 1": (
         changed(2, lovely=0.5), "line 4: the probabilities dull 0.9, lovely 0.5 have a sum of 1.4, expected 1"
@@ -139,7 +115,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "a text twice in other letters, which the encoder does not see": (
         lambda rows: [{"sentence": f" {str(rows[3]['sentence']).upper()}", "dull": 0.5, "lovely": 0.5}, *rows],
-        "different probabilities, dull 0.5, lovely 0.5 and dull 0.1, lovely 0.9, expected them once",
+        "with different outputs, expected them once",
     ),
     "no texts": (
         lambda rows: [{"dull": 1, "lovely": 0}],
@@ -152,20 +128,93 @@ MISTAKES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_of_a_file_are_refused(
-    encoder_dir: Path, films: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, mistake: str
-) -> None:
+def test_mistakes_of_a_file_are_refused(encoder_dir: Path, films: Path, tmp_path: Path, mistake: str) -> None:
     change, message = MISTAKES[mistake]
     path = write_rows(tmp_path / "probabilities.csv", change(probability_rows()))
     texts = write_rows(tmp_path / "texts.csv", [{"id": 8, "sentence": "a film"}])
-    teacher = ProbabilityFile(name="file", path=str(path), encoder=str(encoder_dir), texts=str(texts))
+    teacher = OutputFile(name="file", path=str(path), encoder=str(encoder_dir), texts=str(texts))
     task = Classification(text=["sentence"], data_dir=str(films), max_length=40)
     with pytest.raises(UserError, match=re.escape(message)):
-        teacher.load(task, task.read(tmp_path), tokenizer, tmp_path)
+        teacher.read(task, task.read(tmp_path))
 
 
 def test_a_missing_file_is_refused(encoder_dir: Path, films: Path, tmp_path: Path, command: Command) -> None:
     given = teacher_options(tmp_path, "+teacher=file", "teacher.path=none.csv", f"teacher.encoder={encoder_dir}")
     code, _, error = command(*given, f"task.data_dir={films}")
     assert code == 2
-    assert "none.csv is no such file, expected a table of probabilities in " in error
+    assert "none.csv is no such file, expected a table of outputs in " in error
+
+
+def read_outputs(tmp_path: Path, rows: Sequence[Row], text: str, labels: Sequence[str], **options: Any) -> Any:
+    """Returns the outputs of a file by their texts, for a task of classes."""
+    path = write_rows(tmp_path / "outputs.jsonl", rows)
+    data = [{text: str(row[text]), "label": labels[number % len(labels)]} for number, row in enumerate(rows)]
+    task = Classification(text=[text], label="label", labels=list(labels), train=data, dev=data)
+    file = OutputFile(name="file", path=str(path), encoder=str(tmp_path), **options)
+    return file.read(task, task.read(tmp_path)).found
+
+
+LETTERS = ["a", "b", "c"]
+
+
+def test_labels_and_candidates_have_the_trust_and_the_others_the_rest(tmp_path: Path) -> None:
+    rows: list[Row] = [{"text": "one", "labels": ["a"]}, {"text": "two", "labels": ["a", "c"]}]
+    rows.append({"text": "three", "labels": LETTERS})
+    found = read_outputs(tmp_path, rows, "text", LETTERS, trust=0.8)
+    expected = [[0.8, 0.1, 0.1], [0.4, 0.2, 0.4], [1 / 3] * 3]
+    np.testing.assert_allclose([np.exp(found[row["text"],][0]) for row in rows], expected)
+
+
+def test_measured_trust_is_the_share_of_right_labels(tmp_path: Path) -> None:
+    """The labels of the data are a, b, c, a."""
+    rows: list[Row] = [{"text": text, "label": label} for text, label in zip("wxyz", "abba", strict=True)]
+    found = read_outputs(tmp_path, rows, "text", LETTERS, trust="measured")
+    np.testing.assert_allclose(np.exp(found["w",][0]), [0.75, 0.125, 0.125])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"label": "d"}, "line 2: the label 'd' is no class of the task"),
+        ({"labels": []}, "line 2: the label none is no class"),
+    ],
+)
+def test_a_label_that_is_no_class_is_refused(tmp_path: Path, row: Row, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_outputs(tmp_path, [{"text": "one", next(iter(row)): ["a"]}, {"text": "two", **row}], "text", LETTERS)
+
+
+def test_spans_of_characters_become_tags_of_the_words_that_they_cover(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, tags = ["to", "New", "York", "now"], ["O", "B-city", "I-city", "O"]
+    task = TokenClassification(train=([words], [tags]), dev=([words], [tags]))
+    spans = [{"start": 3, "end": 10, "type": "city"}]  # "New Yor".
+    path = write_rows(tmp_path / "spans.jsonl", [{"text": "to New York now", "spans": spans}])
+    data = task.read(tmp_path)
+    file = OutputFile(name="file", path=str(path), encoder=str(tmp_path))
+    [logits] = file.read(task, data).found.values()
+    assert [data.labels[tag] for tag in logits.argmax(axis=1)] == tags
+    np.testing.assert_allclose(np.exp(logits.max(axis=1)), 0.9)
+    assert "begin or end within a word, which is taken whole: 1, the first of them" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    for changed_span, message in (
+        ({"start": 3, "end": 16, "type": "city"}, "the span 3 to 16 is not within the 15 characters of the text"),
+        ({"start": 3, "end": 6, "type": "river"}, "type 'river' has no tag I-river, expected one of O, B-city, I-city"),
+    ):
+        write_rows(path, [{"text": "to New York now", "spans": [changed_span]}])
+        with pytest.raises(UserError, match=re.escape(message)):
+            file.read(task, data)
+
+
+def test_rows_without_outputs_learn_from_their_labels(
+    inference: Path, films: Path, tmp_path: Path, command: Command
+) -> None:
+    path = write_rows(tmp_path / "outputs.csv", probability_rows()[:60])
+    given = teacher_options(tmp_path, "+teacher=file", f"teacher.path={path}", f"teacher.encoder={inference}")
+    code, out, error = command(*given, f"task.data_dir={films}", "objective=hinton")
+    assert code == 0, error
+    assert "outputs.csv has outputs for 60 of 64 examples of train; the others learn from their labels" in " ".join(
+        out.split()
+    )
