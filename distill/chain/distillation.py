@@ -140,8 +140,9 @@ class _Reading:
         if self.data.scoring.needs_teacher:
             assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
             self.encode.given = teaching.label_scored(
-                teacher, self.task, self.data, cache=self.source.cache, directory=plan.cache_dir, dry_run=plan.dry_run
-            )
+                teacher, self.teacher_task, self.data, cache=self.source.cache, directory=plan.cache_dir,
+                dry_run=plan.dry_run,
+            )  # fmt: skip
         parent = load_parent(self.search.student, self.task, self.data, teacher.model, teacher.tokenizer)
         student, examples = self._choose_student(
             teacher.model, parent, lambda student: self.encode(teacher, student, parent.tokenizer)

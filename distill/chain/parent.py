@@ -79,7 +79,7 @@ def choose_terms(plan: Plan, student: Student, source: TeacherSource) -> Plan:
     if plan.trains_pieces:
         raise UserError(
             f"export.vocabulary=trained takes rows of the teacher's embeddings, and {DIFFER}: leave it out, or set "
-            "export.vocabulary=cut"
+            "export.vocabulary=task"
         )
     compares = _list_comparing(plan)
     if not compares:
@@ -112,8 +112,10 @@ def _reads_differently(student: Student, source: TeacherSource) -> bool:
     sources = [member for one in (source.by_task or {"": source}).values() for member in one.members]
     if any(one.max_length is not None for one in sources):
         return True
-    tokenizers = [_find_tokenizer(one.weights) for one in sources]
     own = own_option(student)
+    if own is None and len(sources) == 1:
+        return False
+    tokenizers = [_find_tokenizer(one.weights) for one in sources]
     if own is None:
         return any(other is not None and not is_same(tokenizers[0], other) for other in tokenizers)
     name, value = own

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
@@ -36,7 +37,6 @@ from distill.core.contracts import (
     Loader,
     Outputs,
     Scores,
-    Signal,
     Stream,
     Task,
 )
@@ -233,13 +233,31 @@ def cached_scores(computation: Computation, scoring: Scoring, examples: EncodedS
         if name == "train" or not isinstance(split, Examples):
             continue
         outputs = cache_outputs(computation, split, title=f"teacher on {name}")
-        scores[name] = concatenate(_score_cached(computation.task, scoring, split, outputs)).by_example()
+        scores[name] = concatenate(_score_outputs(computation.task, scoring, split, outputs)).by_example()
     return scores
 
 
-def _score_cached(task: Task, scoring: Scoring, split: Examples, outputs: Signal) -> Iterator[Columns]:
+@torch.inference_mode()
+def computed_scores(computation: Computation, scoring: Scoring, examples: EncodedSplits) -> dict[str, Scores]:
+    """Returns the teacher's scores on every split except `train`, by example, from outputs that are not cached."""
+    model, scores = computation.model(), {}
+    for name, split in examples.items():
+        if name != "train" and isinstance(split, Examples):
+            outputs = partial(computation.run, model, split, needs=frozenset())
+            found = _score_outputs(computation.task, scoring, split, outputs, model.device)
+            scores[name] = concatenate(found).by_example()
+    return scores
+
+
+def _score_outputs(
+    task: Task,
+    scoring: Scoring,
+    split: Examples,
+    outputs: Callable[[Batch, Items], Outputs],
+    device: torch.device | None = None,
+) -> Iterator[Columns]:
     for step in scoring_steps(split.lengths):
-        batch = split[step]
+        batch = split[step] if device is None else to_device(split[step], device)
         items = task.select(batch)
         yield score_items(scoring, outputs(batch, items), items)
 

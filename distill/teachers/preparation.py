@@ -30,8 +30,8 @@ from distill.losses.term import supervised_objective
 from distill.models.compatibility import check_length, check_target_length, encoder_size
 from distill.models.forward import configure, fills_targets
 from distill.models.loading import Start, start_head, without_warnings
-from distill.models.sentence_files import adopt_special_tokens, read_vocabulary
-from distill.teachers.computation import cached_scores
+from distill.models.sentence_files import adopt_special_tokens
+from distill.teachers.computation import cached_scores, computed_scores
 from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
 from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_prepared
@@ -99,7 +99,7 @@ def prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
     A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
 
     Raises:
-        UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
+        UserError: if a teacher does not fit and must not be fine-tuned.
     """
     members = [_prepare(one, preparation) for one in source.members]
     for member in members:
@@ -110,13 +110,6 @@ def prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
             )
     if len(members) == 1:
         return members[0]
-    expected = read_vocabulary(members[0].tokenizer)
-    for member in members[1:]:
-        if read_vocabulary(member.tokenizer) != expected:
-            raise UserError(
-                f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
-                "need the same tokenizer"
-            )
     names = ", ".join(member.resolved for member in members)
     return join_prepared(
         members, *source.shares, resolved=f"the mean of {names}", ensemble=members, shares=source.shares,
@@ -574,10 +567,13 @@ def label_scored(
     """
     if dry_run:
         return data.with_teacher({name: np.zeros(len(split), dtype=np.int64) for name, split in data.scored().items()})
-    examples = task.encode(data, teacher.tokenizer, directory)
-    of_members = [
-        _score(member, task, data.scoring, examples, cache, directory / "outputs") for member in teacher.members
-    ]
+    of_members = []
+    for member in teacher.members:
+        examples = task.encode(data, member.tokenizer, directory)
+        if member.known is not None:
+            assert isinstance(task, Kind)
+            examples, member.readings = member.known.match(task, data, examples)
+        of_members.append(_score(member, task, data.scoring, examples, cache, directory / "outputs"))
     scores = _mix(teacher, of_members, task)
     return data.with_teacher({name: data.scoring.predictions(of) for name, of in scores.items()})
 
@@ -588,6 +584,8 @@ def _score(
     """Returns the scores of one teacher on the splits that are scored, by example."""
     if cache.enabled is not False and not task.info.classes_are_tokens:
         return cached_scores(computation_of(teacher, task, cache, directory), scoring, examples)
+    if teacher.readings:
+        return computed_scores(computation_of(teacher, task, cache, directory), scoring, examples)
     loaders = batches.evaluation_loaders(examples)
     return {name: evaluate(teacher.running(), task, scoring, loader).by_example() for name, loader in loaders.items()}
 

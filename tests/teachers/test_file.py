@@ -208,6 +208,17 @@ def test_spans_of_characters_become_tags_of_the_words_that_they_cover(
             file.read(task, data)
 
 
+def test_a_file_labels_dev_where_no_text_has_a_label(
+    inference: Path, films: Path, tmp_path: Path, command: Command
+) -> None:
+    path = write_rows(tmp_path / "outputs.csv", probability_rows())
+    given = teacher_options(tmp_path, "+teacher=file", f"teacher.path={path}", f"teacher.encoder={inference}")
+    options = ["objective=hinton", "task.label=null", "task.labels=[dull,lovely]"]
+    code, _, error = command(*given, f"task.data_dir={films}", *options)
+    assert code == 0, error
+    assert read_run(tmp_path)["teacher"]["metrics"]["agreement"] == 1.0
+
+
 def test_rows_without_outputs_learn_from_their_labels(
     inference: Path, films: Path, tmp_path: Path, command: Command
 ) -> None:
