@@ -190,6 +190,8 @@ class Candidate:
     def of_file(cls, model: str, format: str, inputs: Sequence[str], path: Path, session: Session) -> "Candidate":
         """Returns an exported file that is loaded; `format` is as `timed_name` returns it."""
         run = lambda feed: session.run(["logits"], dict(feed))  # noqa: E731
+        if isinstance(session, onnxruntime.InferenceSession):  # A teacher may read by another tokenizer.
+            inputs = [entry.name for entry in session.get_inputs()]
         return cls(model, format, inputs, count_bytes(path), run, partial(count_threads, session))
 
 

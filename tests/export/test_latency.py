@@ -200,7 +200,10 @@ def test_the_threads_of_a_file_are_those_of_its_session(tmp_path: Path, tokenize
     for threads in (1, 3):
         loaded = session(tmp_path / "model.onnx", threads)
         assert count_threads(loaded) == count_threads(WholeTexts(loaded, None)) == threads
-        assert load_candidate("toy", "fp32", tmp_path / "model.onnx", (), threads).count_threads() == threads
+        loaded_candidate = load_candidate("toy", "fp32", tmp_path / "model.onnx", (), threads)
+        assert loaded_candidate.count_threads() == threads
+        # Those of the file, whatever the tokenizer of another model has.
+        assert loaded_candidate.inputs == [entry.name for entry in loaded.get_inputs()]
 
 
 def test_the_threads_of_torch_are_those_at_the_time_of_the_measurement() -> None:
