@@ -428,44 +428,14 @@ class SeveralWeights(Protocol):
     weights: Sequence[float] | None
 
 
-@runtime_checkable
-class Labeller(Protocol):
-    """A source of class probabilities, which needs no training on the task: a class of `teachers/`.
+class Untrained(Protocol):
+    """A source of outputs that needs no training on the task.
 
     Attributes:
         encoder: the weights that a student starts from, with their tokenizer and hidden states.
-        origin: where the probabilities come from, in words for records.
-        labels_any_text: whether it has the probabilities of any text, and not only of those that it was given with.
+        origin: where the outputs come from, in words for records.
+        labels_any_text: whether it has the outputs of any text, and not only of those that it was given with.
     """
-
-    encoder: Weights
-    origin: str
-    labels_any_text: bool
-
-    def check(self, task: Task) -> None:
-        """Raises UserError for a task that it cannot label, before anything is read."""
-        ...
-
-    def resolved(self) -> str:
-        """Returns the name in records."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Returns a digest of everything that the probabilities depend on besides texts and encoder."""
-        ...
-
-    def load(self, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase, cache_dir: Path) -> nn.Module:
-        """Returns the module that gives logits `[B, C]` of `input_ids` and `attention_mask`, `[B, L]` both.
-
-        Raises:
-            UserError: for classes that are not the task's, and models or files that cannot be used.
-        """
-        ...
-
-
-@runtime_checkable
-class KnownSource(Protocol):
-    """A source of the outputs of a table: a class of `teachers/`. The attributes are those of `Labeller`."""
 
     encoder: Weights
     origin: str
@@ -480,8 +450,26 @@ class KnownSource(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Returns a digest of everything that the outputs depend on."""
+        """Returns a digest of everything that the outputs depend on besides texts and encoder."""
         ...
+
+
+@runtime_checkable
+class Labeller(Untrained, Protocol):
+    """A source of class probabilities: a class of `teachers/`."""
+
+    def load(self, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase, cache_dir: Path) -> nn.Module:
+        """Returns the module that gives logits `[B, C]` of `input_ids` and `attention_mask`, `[B, L]` both.
+
+        Raises:
+            UserError: for classes that are not the task's, and models or files that cannot be used.
+        """
+        ...
+
+
+@runtime_checkable
+class KnownSource(Untrained, Protocol):
+    """A source of the outputs of a table: a class of `teachers/`."""
 
     def read(self, task: Task, data: Data) -> KnownOutputs:
         """Returns the outputs; raises UserError for files that cannot be used."""
