@@ -13,6 +13,7 @@ from distill.core.errors import OptionError, UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.surgery.initialization import Origins, encode_pieces
+from distill.models.vectors import AUTO
 
 from .bilstm import describe_texts, find_class
 
@@ -95,7 +96,7 @@ def _find_class(task: Task) -> type[StaticPreTrainedModel]:
     reason = ", because it reads a text without the order of its words"
     found: type[StaticPreTrainedModel] = find_class(task, StaticConfig, "static", reason)
     settings: Mapping[str, object] | None = task.info.model_settings.get(VECTOR_SETTINGS)
-    if settings is not None and settings["pooling"] != "mean":
+    if settings is not None and settings["pooling"] not in (AUTO, "mean"):
         raise UserError(
             f"student static has the mean of vectors, and task.pooling={settings['pooling']}: set task.pooling=mean"
         )

@@ -215,7 +215,7 @@ class _Reading:
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         tokenizer = parent.tokenizer
-        student = self.search.choose(parent.model, tokenizer)
+        student = self.search.choose(parent.model, tokenizer).within(teacher, plan.objective)
         model, _ = make_student(student, parent.model, task, self.data, Origins(tokenizer))
         lengthens = student.has_option("positions")
         compatibility.check_length(model, tokenizer, task.info.max_length, who="student", lengthens=lengthens)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from distill import losses
 from distill.core.console import print_notice
-from distill.core.contracts import Data, Examples, Stream, Task, TaskInfo
+from distill.core.contracts import VECTOR_SETTINGS, Data, Examples, Stream, Task, TaskInfo
 from distill.core.errors import OptionError, Overview, Shown, UserError, describe_call, first_line
 from distill.core.options import show_value
 from distill.data.augmentation import Augmentation, AutoAugmentation
@@ -26,9 +26,10 @@ from distill.export.quantization import FORMATS, ExportSettings, check_formats
 from distill.kinds.multitask import Tasks
 from distill.losses import Objective, Term
 from distill.models.decoding import adopt_decoding
-from distill.models.forward import configure
+from distill.models.forward import attention_width, configure
 from distill.models.loading import change_encoder, replace_head, start_head
 from distill.models.surgery.initialization import Origins
+from distill.models.vectors import inherit_vectors, vector_settings, vector_width
 from distill.records.loggers import Tracking
 from distill.records.verdict import RecordSettings, ReportSettings
 from distill.teachers.signal import check_cache
@@ -161,12 +162,21 @@ class Student(Shown):
         head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
         encoder_changes: what is added to the tensors of its base model before the training, by name; None for those of
             `build`.
+        projection: `auto` for a linear layer behind the pooling of vectors of texts, where their width is not that of
+            `space`; None for vectors of its own width.
+        space: width of the teacher's vectors, None where there are none to live among.
     """
 
     name: str
     build: StudentFactory | PreTrainedModel
     head: tuple[Tensor, Tensor] | None = None
     encoder_changes: Mapping[str, Tensor] | None = None
+    projection: Literal["auto"] | None = "auto"
+    space: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.projection not in ("auto", None):
+            raise OptionError("student.projection", show_value(self.projection), "auto or null")
 
     def __repr__(self) -> str:
         return describe_call("Student", self.name, **self._options())
@@ -206,13 +216,25 @@ class Student(Shown):
         if self.encoder_changes is not None:
             change_encoder(model, self.encoder_changes)
         adopt_decoding(model, teacher)
+        own = vector_settings(model.config)
         configure(model, task.info.model_settings)
+        if task.info.likelihood == "vector":
+            follows = own in (None, vector_settings(teacher.config)) and attention_width(model) is not None
+            pooling = task.info.model_settings[VECTOR_SETTINGS]["pooling"]
+            inherit_vectors(model, teacher, pooling, follows=follows, width=self.space)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
             start_head(model, data.head_bias, inherited=inherited)
         if self.head is not None:
             replace_head(model, *self.head)
         return model
+
+    def within(self, teacher: PreTrainedModel, objective: Objective) -> "Student":
+        """Returns the student that lives among the vectors of its teacher, unless its objective keeps its own space."""
+        if self.projection is None or vector_settings(teacher.config) is None or not objective.needs_teacher:
+            return self
+        keeps = objective.names_where(lambda term: term.keeps_space)
+        return self if keeps else replace(self, space=vector_width(teacher.config))
 
     def build_from(self, encoder: PreTrainedModel, task: Task) -> PreTrainedModel:
         """Returns the student of an encoder without a head, with no more of the task than its function reads."""

@@ -41,9 +41,10 @@ from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.architectures.modeling_static import StaticPreTrainedModel
-from distill.models.forward import exported_inputs, write_modules
+from distill.models.forward import exported_inputs
 from distill.models.surgery.initialization import Origins
 from distill.models.surgery.layers import Importance
+from distill.models.vectors import save_encoder
 from distill.records import report
 from distill.records.headline import warn_of_text
 from distill.records.prediction_analysis import write_predictions
@@ -508,8 +509,7 @@ def save_model(
     own = copy.deepcopy(tokenizer)
     own.model_max_length = min(tokenizer.model_max_length, compatibility.longest(model, tokenizer))
     with atomic_directory(directory) as temporary:
-        model.save_pretrained(temporary)
+        save_encoder(model, temporary)
         own.save_pretrained(temporary)
-        write_modules(model, temporary)
         if card is not None:
             write_text(temporary / "README.md", card)

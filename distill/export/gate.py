@@ -21,6 +21,7 @@ from distill.edge.bundle import BATCH_SIZE
 from distill.edge.bundle_files import ANY, runs, this_target
 from distill.export.quantization import ExportSettings
 from distill.kinds.scoring import Scoring
+from distill.models.vectors import vector_width
 from distill.records.schema import Abstention, BatchSensitivity, FileComparison, SmallerVectors, TypeRecall
 from distill.training.module import split_metrics
 from distill.training.statistics import LEVEL, compare_examples
@@ -391,7 +392,7 @@ def judge_vectors(drop: float, interval: list[float], limit: float) -> GateVerdi
 
 def check_dimensions(settings: ExportSettings, model: PreTrainedModel) -> None:
     """Raises OptionError for dimensions that the vectors of a model have not."""
-    width = int(model.config.hidden_size)
+    width = vector_width(model.config)
     if settings.dimensions and settings.dimensions[-1] > width:
         raise OptionError(
             "export.dimensions", show_value(list(settings.dimensions)),

@@ -22,7 +22,7 @@ from distill.core.console import print_notice
 from distill.core.errors import DISTRIBUTION, PACKAGE, WHEEL, UserError, first_line, is_checkout
 from distill.core.files import atomic_file, make_directory, write_json, write_text
 from distill.models.architectures.modeling_static import StaticPreTrainedModel
-from distill.models.forward import vector_settings
+from distill.models.vectors import list_dense, vector_settings
 
 # The folders of a checkout beside the package, and their names inside it in a wheel.
 FOLDERS = {"conf": "conf", "students": "builtin/students", "teachers": "builtin/teachers"}
@@ -156,6 +156,8 @@ def write_model2vec(
     normalize = settings is not None and settings["normalize"]
     pieces = len(tokenizer)
     table = model.embeddings.weight * model.weights.weight * model.counted[:, None]
+    for layer in list_dense(model):  # Of a projection alone, the mean of products is that of the mean.
+        table = table @ layer.linear.weight.T
     save_file({"embeddings": table[:pieces].float().cpu().contiguous()}, directory / "model.safetensors")
     backend = copy.deepcopy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
     backend.no_truncation()
@@ -163,7 +165,7 @@ def write_model2vec(
     backend.save(str(directory / "tokenizer.json"))
     length = max_length - tokenizer.num_special_tokens_to_add()
     write_json(directory / "config.json", {
-        "model_type": "model2vec", "architectures": ["StaticModel"], "hidden_dim": model.config.embedding_dim,
+        "model_type": "model2vec", "architectures": ["StaticModel"], "hidden_dim": int(table.shape[1]),
         "seq_length": length, "max_length": length, "normalize": normalize, "embedding_dtype": "float32",
     })  # fmt: skip
     modules = [{"idx": 0, "name": "0", "path": ".", "type": f"{_MODULES}.StaticEmbedding"}]

@@ -245,9 +245,9 @@ def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
 def build_student(config: DictConfig) -> Student:
     """Returns the function that creates the student, with its options."""
     values = _to_dict(config.student)
-    name = values.pop("name")
+    name, projection = values.pop("name"), values.pop("projection", "auto")
     create = _create("student", values, is_function=True)
-    return Student(name, cast("type[PreTrainedModel]", create))
+    return Student(name, cast("type[PreTrainedModel]", create), projection=projection)
 
 
 def _create(option: str, values: Mapping[Any, Any], *, is_function: bool = False) -> Any:

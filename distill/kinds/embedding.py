@@ -51,9 +51,10 @@ from distill.kinds.vector_scores import (
 )
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.models.compatibility import longest
-from distill.models.forward import VectorSettings, configure, count_outputs, run_model, to_device, vector_settings
+from distill.models.forward import configure, count_outputs, run_model, to_device
 from distill.models.loading import Start, check_directory, load_directory
 from distill.models.sentence_files import head_activation
+from distill.models.vectors import AUTO, Pooling, VectorSettings, vector_settings
 
 FILE = "outputs.npy"
 FORMAT = 1
@@ -132,9 +133,7 @@ class SourceEncoder:
             raise UserError(f"task.source_encoder={self.directory} does not encode texts: {start.reason}")
         for notice in start.notices:
             print_notice(notice)
-        own = vector_settings(start.model.config)
-        pooling = self.settings["pooling"] if own is None else own["pooling"]
-        configure(start.model, {VECTOR_SETTINGS: {**self.settings, "pooling": pooling}})
+        configure(start.model, {VECTOR_SETTINGS: {**self.settings, "pooling": AUTO}})
         rows = text_split(texts)
         return cached_outputs(start, self.directory, rows, self.settings["max_length"], cache_dir, "Source encoder")
 
@@ -284,7 +283,8 @@ class Embedding(Kind):
             accuracy of translations: dev has pairs without a score, and each text is to be nearest to its own
             translation among all of its language. The first one selects checkpoints.
         language: the column of dev with the language of a row's second text; None for a single language.
-        pooling: `mean` of the hidden states of all tokens, the one of the first token (`cls`), or their `max`.
+        pooling: of the last hidden states of a text, as `pool` names them. `auto` is that of the files of the model, of
+            a student that has its teacher's layers that of the teacher, and else the mean.
         normalize: whether vectors have length 1.
         max_length: tokens that a text is cut to.
         cross_encoder: a directory with a classifier or regressor of pairs, whose scores of train's groups are targets
@@ -322,7 +322,7 @@ class Embedding(Kind):
         triples: Annotated[Sequence[str], Field(min_length=2, max_length=2, description="two classes")] | None = None,
         name: str = "embedding",
         metrics: Metrics = ("spearman", "pearson"),
-        pooling: Literal["mean", "cls", "max"] = "mean",
+        pooling: Literal["auto"] | Pooling = AUTO,
         normalize: bool = True,
         max_length: labelled_rows.MaxLength = 128,
         language: str | None = None,

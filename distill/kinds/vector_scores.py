@@ -61,7 +61,7 @@ class VectorScores(NumberScoring):
     scores_pairs: ClassVar[bool] = False  # Whether the data has pairs with scores, whose range is that of similarities.
 
     names: tuple[str, ...]
-    pooling: str = "mean"
+    pooling: str = "auto"
     normalize: bool = True
 
     def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
@@ -106,7 +106,8 @@ class VectorScores(NumberScoring):
 
     def summary(self, splits: LabelledData) -> str:
         length = " of length 1" if self.normalize else ""
-        return f"a vector{length} by {self.pooling} pooling; {self.summarize_dev(splits)}"
+        pooling = "" if self.pooling == "auto" else f" by {self.pooling} pooling"
+        return f"a vector{length}{pooling}; {self.summarize_dev(splits)}"
 
 
 class PairScores(VectorScores):

@@ -28,6 +28,7 @@ class EncoderSize:
         attention_width: of the queries, keys and values of all heads; None without attention.
         is_nested: whether prefixes of the vectors of texts are to be vectors themselves; `width` may be that of one.
         decoder_layers: number of layers of the decoder of an encoder-decoder, None without one.
+        vector: width of the vector of a text; None for that of the hidden states.
     """
 
     width: int
@@ -36,6 +37,12 @@ class EncoderSize:
     attention_width: int | None = None
     is_nested: bool = False
     decoder_layers: int | None = None
+    vector: int | None = None
+
+    @property
+    def vector_width(self) -> int:
+        """Width of the vector of a text."""
+        return self.vector or self.width
 
     def depth_of(self, half: Half) -> int:
         """Returns the number of layers of one half; 0 for the decoder of a model without one."""
@@ -118,6 +125,11 @@ class Term(nn.Module):
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""
         return ()
+
+    @property
+    def keeps_space(self) -> bool:
+        """Whether the term brings the teacher's vectors into the student's space, and not the student into theirs."""
+        return False
 
     def suits(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> bool:
         """Returns whether the term can learn a task of this kind."""

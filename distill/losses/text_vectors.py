@@ -58,6 +58,10 @@ class EmbeddingMSE(Term):
         self.map: nn.Module = nn.Identity()
         self.register_buffer("components", None)  # Part of the checkpoints.
 
+    @property
+    def keeps_space(self) -> bool:
+        return self.projection == "pca"
+
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         if student.is_nested and not self.needs_teacher:
             raise UserError(
@@ -65,29 +69,29 @@ class EmbeddingMSE(Term):
             )
         if not self._projects(student, teacher):
             return
-        widths = f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student)"
+        widths = f"compares vectors {teacher.vector_width} wide (teacher) and {student.vector_width} wide (student)"
         if self.projection is None:
             raise UserError(
                 f"{widths} without a projection: set projection=learned, or projection=pca for a narrower student, or "
                 "take a student of the teacher's width"
             )
-        if self.projection == "pca" and student.width > teacher.width:
+        if self.projection == "pca" and student.vector_width > teacher.vector_width:
             raise UserError(
                 f"{widths}, and projection=pca makes the teacher's narrower: set projection=learned, or take a "
                 "narrower student"
             )
 
     def _projects(self, student: EncoderSize, teacher: EncoderSize) -> bool:
-        return self.needs_teacher and (student.is_nested or student.width != teacher.width)
+        return self.needs_teacher and (student.is_nested or student.vector_width != teacher.vector_width)
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         if not self._projects(student, teacher):
             return
         if self.projection == "pca":
-            self.components = torch.full((student.width, teacher.width), torch.nan)  # Until `fit`.
+            self.components = torch.full((student.vector_width, teacher.vector_width), torch.nan)  # Until `fit`.
             self.fits_teacher = True
         else:
-            self.map = nn.Linear(student.width, teacher.width, bias=False)
+            self.map = nn.Linear(student.vector_width, teacher.vector_width, bias=False)
             if student.is_nested:
                 nn.init.eye_(self.map.weight)
 
@@ -264,7 +268,7 @@ class PairClassification(Term):
         self.layer: nn.Module = nn.Identity()
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        self.layer = nn.Linear(3 * student.width, self.classes)
+        self.layer = nn.Linear(3 * student.vector_width, self.classes)
 
     def count(self, items: Items) -> Tensor:
         return self._chosen(items).sum()

@@ -17,6 +17,7 @@ from distill.models.architectures.modeling_chunked import ChunkedPreTrainedModel
 from distill.models.forward import NAME, attention_width, fills_targets, has_plain_scores, try_model
 from distill.models.surgery.layers import count_decoder_layers, position_tables, read_positions, reserved_rows
 from distill.models.surgery.long_texts import attends_locally
+from distill.models.vectors import vector_width
 
 _EXAMPLES_PER_CALL = 512
 
@@ -193,7 +194,7 @@ def encoder_size(model: PreTrainedModel) -> EncoderSize:
     heads = None if width is None else model.config.num_attention_heads
     return EncoderSize(
         model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width,
-        decoder_layers=count_decoder_layers(model.config),
+        decoder_layers=count_decoder_layers(model.config), vector=vector_width(model.config),
     )  # fmt: skip
 
 

@@ -5,14 +5,11 @@ Reads queries, keys and values out of a model's layers with forward hooks, only 
 """
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, get_args
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -29,9 +26,9 @@ from distill.core.contracts import (
     Outputs,
 )
 from distill.core.errors import UserError, first_line
-from distill.core.files import make_directory, write_json, write_text
 from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
 from distill.models.surgery.copies import pass_on
+from distill.models.vectors import AUTO, POOLINGS, encode_states, list_dense, put_dense, vector_settings, vector_width
 
 NAME = "attention_vectors"  # In the `needs` of a term; `attention_vectors.3` reads only the third layer.
 _PROJECTIONS = (
@@ -143,85 +140,32 @@ def has_plain_scores(attentions: Collection[Tensor], vectors: dict[int, Attentio
     return True
 
 
-Pooling = Literal["mean", "cls", "max"]
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-# The names of poolings in the files of sentence-transformers.
-POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
-_POOLING_FILE = Path("1_Pooling") / "config.json"
-
-
-class VectorSettings(TypedDict):
-    """The pooling of an encoder's last hidden states, whether a vector has length 1, and the most tokens of a text."""
-
-    pooling: str
-    normalize: bool
-    max_length: NotRequired[int]
-
-
 def configure(model: PreTrainedModel, settings: Mapping[str, Any]) -> list[str]:
     """Writes a task's `model_settings` to the configuration of a model. An encoder of vectors loses its own pooler.
 
     Returns:
         A notice if the encoder was trained with another pooling, else none.
     """
-    own, wanted = vector_settings(model.config), settings.get(VECTOR_SETTINGS)
+    own, wanted, layers = vector_settings(model.config), settings.get(VECTOR_SETTINGS), list_dense(model)
     for name, value in settings.items():
         setattr(model.config, name, value)
     if wanted is None:
         return []
+    pooling = wanted["pooling"] if wanted["pooling"] != AUTO else own["pooling"] if own is not None else POOLINGS[0]
+    cut = {"dimensions": own["dimensions"]} if own is not None and "dimensions" in own else {}
+    setattr(model.config, VECTOR_SETTINGS, {**wanted, "pooling": pooling, **cut})
+    if layers:
+        put_dense(model, layers)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
         pass_on(model, model, {name: name for name, _ in model.named_parameters()})
-    if own is None or own["pooling"] == wanted["pooling"]:
+    if own is None or own["pooling"] == pooling:
         return []
     trained = own["pooling"]
     return [
         f"the teacher was trained with {trained} pooling, and task.pooling is {wanted['pooling']}: set "
         f"task.pooling={trained} for the vectors that it was trained for"
     ]
-
-
-def vector_settings(config: PreTrainedConfig) -> VectorSettings | None:
-    """Returns how the vectors of an encoder are computed, None for a model without vectors."""
-    settings: VectorSettings | None = getattr(config, VECTOR_SETTINGS, None)
-    return settings
-
-
-def pool(states: Tensor, attention_mask: Tensor, settings: VectorSettings) -> Tensor:
-    """Returns the vectors `[B, H]` (float32) of the last hidden states `[B, L, H]`.
-
-    `mean` and `max` are over all tokens of `attention_mask [B, L]`, and `cls` is the first one, wherever padding is.
-    """
-    states, mask = states.float(), attention_mask.to(states.device)
-    if settings["pooling"] == "mean":
-        weights = mask.unsqueeze(-1).to(states.dtype)  # [B, L, 1]
-        vectors = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-    elif settings["pooling"] == "max":
-        vectors = states.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(states.dtype).min).amax(dim=1)
-    else:
-        first = mask.argmax(dim=1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
-        vectors = states.gather(1, first).squeeze(1)
-    return F.normalize(vectors, dim=-1) if settings["normalize"] else vectors
-
-
-def write_modules(model: PreTrainedModel, directory: Path) -> None:
-    """Writes the files by which sentence-transformers loads an encoder of vectors; of other models it writes none."""
-    settings = vector_settings(model.config)
-    if settings is None:
-        return
-    names = ["Transformer", "Pooling", *(["Normalize"] if settings["normalize"] else [])]
-    folders = ["", *(f"{number}_{name}" for number, name in enumerate(names) if number)]
-    modules = [
-        {"idx": number, "name": str(number), "path": folder, "type": f"sentence_transformers.models.{name}"}
-        for number, (name, folder) in enumerate(zip(names, folders, strict=True))
-    ]
-    write_text(directory / "modules.json", json.dumps(modules, indent=2) + "\n")
-    limits = {"max_seq_length": settings.get("max_length"), "do_lower_case": False}
-    write_json(directory / "sentence_bert_config.json", limits)
-    for folder in folders[1:]:
-        make_directory(directory / folder)
-    flags = {flag: pooling == settings["pooling"] for flag, pooling in POOLING_FLAGS.items()}
-    write_json(directory / _POOLING_FILE, {"word_embedding_dimension": model.config.hidden_size, **flags})
 
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -310,9 +254,11 @@ def output_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: T
     In their place an encoder without a head has the vectors `[B, H]` of texts, or without a pooling in its
     configuration its last hidden states `[B, L, H]`.
     """
+    if "last_hidden_state" in output and vector_settings(model.config) is not None:
+        return encode_states(model, output.get("logits", output.last_hidden_state), attention_mask)
     if "last_hidden_state" in output and "logits" not in output:
-        settings, states = vector_settings(model.config), output.last_hidden_state
-        return states if settings is None else pool(states, attention_mask, settings)
+        states: Tensor = output.last_hidden_state
+        return states
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     # The name in models for pre-training, which have a second head.
@@ -429,7 +375,7 @@ def input_embeddings(model: PreTrainedModel) -> nn.Module | None:
 
 def count_outputs(model: PreTrainedModel) -> int:
     """Returns the number of logits of an item, or the width of the vector of a text."""
-    return int(model.config.num_labels if vector_settings(model.config) is None else model.config.hidden_size)
+    return int(model.config.num_labels if vector_settings(model.config) is None else vector_width(model.config))
 
 
 def shift_targets(model: PreTrainedModel, labels: Tensor) -> Tensor:

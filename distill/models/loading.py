@@ -23,7 +23,6 @@ from distill.models.forward import (
     input_embeddings,
     is_decoder,
     model_class,
-    vector_settings,
 )
 from distill.models.sentence_files import (
     adopt_language,
@@ -33,6 +32,7 @@ from distill.models.sentence_files import (
     read_sentence_files,
     separate_texts,
 )
+from distill.models.vectors import load_layers, vector_settings
 
 
 class LoadingInfo(TypedDict):
@@ -214,6 +214,7 @@ class _Loading:
             ignore_mismatched_sizes=True,  # `check_tensors` refuses those outside a new head.
             **self.options,
         )  # fmt: skip
+        load_layers(loaded[0], self.directory)
         return loaded
 
     def check_tensors(self, model: PreTrainedModel, info: LoadingInfo, *, new_head: bool) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.core.contracts import VECTOR_SETTINGS
 from distill.core.errors import UserError, first_line
-from distill.models.forward import POOLING_FLAGS, POOLINGS
+from distill.models.vectors import DENSE, JOINED, POOLING_FLAGS, POOLINGS, DenseSettings, check_dense
 
 SETTINGS_FILE = "tokenizer_config.json"
 # Attributes of a tokenizer that tokenizer.json does not have.
@@ -140,11 +140,9 @@ def _names_case(directory: Path) -> bool:
 MODULES_FILE = "modules.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
 _LENGTH_FILES = "sentence_*_config.json"  # Old versions wrote sentence_roberta_config.json and others.
-_READ = ("Transformer", "Pooling", "Normalize")
+_READ = ("Transformer", "Pooling", DENSE, "Normalize")
 _WITHOUT_EFFECT = ("Dropout",)  # At inference.
 CROSS_ENCODER = "CrossEncoder"  # The `model_type` of a model of pairs.
-# The names of poolings in files of old versions, which set one of these to true.
-_FLAGS = {**POOLING_FLAGS, "pooling_mode_weightedmean_tokens": "weightedmean"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,9 @@ class SentenceFiles:
     """The steps from a text to its vector, as sentence-transformers takes them.
 
     Args:
-        pooling: that of the hidden states; None if the directory has no modules.
+        pooling: that of the hidden states, several with `+` between them; None if the directory has no modules.
+        dense: the layers behind the pooling.
+        dimensions: number of first numbers that are the vector; None for all.
         lower_case: whether texts are lower-cased before the tokenizer.
         max_length: the most tokens of a text; None for those of the tokenizer.
         prompt: begins every text.
@@ -160,6 +160,8 @@ class SentenceFiles:
     """
 
     pooling: str | None = None
+    dense: Sequence[DenseSettings] = ()
+    dimensions: int | None = None
     lower_case: bool = False
     max_length: int | None = None
     prompt: str = ""
@@ -173,13 +175,14 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         UserError: for a file that is damaged, and for a step that cannot be computed here.
     """
     modules = [] if _is_cross_encoder(directory) else _read_modules(directory)
-    folders, pooling = dict(modules), None
+    folders, pooling, dense = dict(modules), None, list[DenseSettings]()
     if modules:
         _check_modules(modules, directory)
         path = directory / folders["Pooling"] / "config.json"
         if not path.is_file():
             raise UserError(f"{path} is missing, which {MODULES_FILE} names")
         pooling = _read_object(path)
+        dense = _read_dense([folder for name, folder in modules if name == DENSE], pooling, directory)
     limits: dict[str, Any] = {}
     for path in sorted(directory.glob(_LENGTH_FILES)):
         if path.name != _PROMPTS_FILE:
@@ -197,7 +200,8 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
             f"{directory} compares vectors by {similarity} (similarity_fn_name), and cosines are compared here"
         )
     return SentenceFiles(
-        pooling=None if pooling is None else _pooling_name(pooling, directory),
+        pooling=None if pooling is None else _pooling_name(pooling, directory), dense=dense,
+        dimensions=None if pooling is None else prompts.get("truncate_dim"),
         lower_case=bool(limits.get("do_lower_case")), max_length=limits.get("max_seq_length"),
         prompt=prompt, notices=notices,
     )  # fmt: skip
@@ -229,7 +233,10 @@ def adopt_sentence_files(
             f"set default_prompt_name to null in its {_PROMPTS_FILE}, and begin the texts of your data with the prompt"
         )
     if files.pooling is not None:
-        setattr(config, VECTOR_SETTINGS, {"pooling": files.pooling, "normalize": False})
+        further: dict[str, Any] = {} if files.dimensions is None else {"dimensions": files.dimensions}
+        if files.dense:
+            further["dense"] = list(files.dense)
+        setattr(config, VECTOR_SETTINGS, {"pooling": files.pooling, "normalize": False, **further})
     if files.max_length is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, files.max_length)
     first: list[normalizers.Normalizer] = []
@@ -312,14 +319,14 @@ def _check_modules(modules: Sequence[tuple[str, str]], directory: Path) -> None:
         if name not in (*_READ, *_WITHOUT_EFFECT):
             raise UserError(
                 f"{directory} computes its vectors by {folder or name} ({name}), which cannot be computed "
-                "here: take a model whose modules are Transformer, Pooling and Normalize. To train its encoder anew "
-                "without that module, copy config.json, the weights and the tokenizer to another directory"
+                "here: take a model whose modules are Transformer, Pooling, Dense and Normalize. To train its encoder "
+                "anew without that module, copy config.json, the weights and the tokenizer to another directory"
             )
     names = [name for name, _ in modules if name in _READ]
-    if names not in (list(_READ), list(_READ[:2])):
+    if names[:2] != list(_READ[:2]) or sorted(names, key=_READ.index) != names or names.count(_READ[3]) > 1:
         raise UserError(
             f"{directory} has the modules {', '.join(names)} in {MODULES_FILE}, expected {', '.join(_READ[:2])}, and "
-            f"maybe {_READ[2]}"
+            f"maybe {_READ[2]} and {_READ[3]}"
         )
     if folder := dict(modules)["Transformer"]:
         raise UserError(
@@ -333,14 +340,28 @@ def _pooling_name(content: Mapping[str, Any], directory: Path) -> str:
     chosen = content.get("pooling_mode")  # Files of newer versions have no flags.
     if chosen is None:
         flags = [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
-        chosen = [_FLAGS.get(name, name.removeprefix("pooling_mode_")) for name in flags] or ["mean"]
-    names = [chosen] if isinstance(chosen, str) else list(chosen)
-    if len(names) == 1 and names[0] in POOLINGS:
-        return str(names[0])
+        known = [pooling for flag, pooling in POOLING_FLAGS.items() if flag in flags]
+        chosen = [*known, *(name.removeprefix("pooling_mode_") for name in flags if name not in POOLING_FLAGS)]
+        chosen = chosen or ["mean"]
+    names = [chosen] if isinstance(chosen, str) else list(map(str, chosen))
+    if names and set(names) <= set(POOLINGS):
+        return JOINED.join(names)
     raise UserError(
-        f"{directory} was trained with {'+'.join(map(str, names))} pooling (1_Pooling/config.json), expected "
+        f"{directory} was trained with {JOINED.join(names)} pooling (1_Pooling/config.json), expected "
         f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}: take another model"
     )
+
+
+def _read_dense(folders: Sequence[str], pooling: Mapping[str, Any], directory: Path) -> list[DenseSettings]:
+    """Returns the layers behind the pooling, of which each reads what the one before gives."""
+    sizes = (pooling.get(name) for name in ("embedding_dimension", "word_embedding_dimension"))
+    hidden = next((size for size in sizes if isinstance(size, int)), None)
+    width = None if hidden is None else hidden * len(_pooling_name(pooling, directory).split(JOINED))
+    layers: list[DenseSettings] = []
+    for folder in folders:
+        layers.append(check_dense(_read_object(directory / folder / "config.json"), folder, directory, width))
+        width = layers[-1]["out_features"]
+    return layers
 
 
 def _default_prompt(content: Mapping[str, Any], directory: Path) -> tuple[str, list[str]]:

@@ -31,6 +31,7 @@ from distill.models.compatibility import check_length, check_target_length, enco
 from distill.models.forward import configure, fills_targets
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.sentence_files import adopt_special_tokens
+from distill.models.vectors import load_layers
 from distill.teachers.computation import cached_scores, computed_scores
 from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
@@ -606,5 +607,6 @@ def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrained
         model: PreTrainedModel = auto_class.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
         )
+    load_layers(model, directory)
     configure(model, task.info.model_settings)
     return model

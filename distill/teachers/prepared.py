@@ -30,7 +30,8 @@ from distill.data.splits import BANK, CANDIDATES, LabelledData, text_split
 from distill.kinds.outputs import KnownOutputs, KnownReading
 from distill.kinds.scoring import Scoring
 from distill.models.compatibility import count_parameters
-from distill.models.forward import VectorSettings, pool, run_encoder, run_model
+from distill.models.forward import run_encoder, run_model
+from distill.models.vectors import VectorSettings, pool
 from distill.models.wrappers import LabelledEncoder, SeveralHeads
 from distill.teachers.computation import compute_rows
 from distill.teachers.output_cache import library_versions

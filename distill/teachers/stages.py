@@ -32,9 +32,10 @@ from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.losses.term import get_logits
 from distill.models.forward import NAME as ATTENTION_VECTORS
-from distill.models.forward import to_device, write_modules
+from distill.models.forward import to_device
 from distill.models.loading import ENCODER, Start, load_directory, rescale_head
 from distill.models.surgery.embeddings import Growth, grow_vocabulary
+from distill.models.vectors import save_encoder
 from distill.models.wrappers import LabelledEncoder
 from distill.teachers import language_modeling
 from distill.teachers.language_modeling import TextTraining
@@ -167,9 +168,8 @@ class AdaptedWeights:
         if left:
             raise RuntimeError(f"the encoder of {self.resolved()} has other tensors with its head: {', '.join(left)}")
         with new_entry(self.directory) as temporary:
-            encoder.save_pretrained(temporary)
+            save_encoder(encoder, temporary)
             trained.tokenizer.save_pretrained(temporary)
-            write_modules(encoder, temporary)
             write_json(temporary / _METADATA, record)
 
 

@@ -26,8 +26,9 @@ from distill.export.onnx import export_onnx
 from distill.kinds import Embedding
 from distill.losses.term import EncoderSize
 from distill.models.compatibility import check_data
-from distill.models.forward import configure, pool, run_model, write_modules
+from distill.models.forward import configure, run_model
 from distill.models.loading import load_directory
+from distill.models.vectors import pool, write_modules
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import compare_with_constant
 from distill.teachers.signal import teacher_logits
@@ -132,7 +133,8 @@ def test_the_files_of_sentence_transformers_name_the_pooling(
     assert flags.pop("word_embedding_dimension") == 32
     assert [name for name, value in flags.items() if value] == ["pooling_mode_cls_token"]
     encoder = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False).model
-    [notice] = configure(encoder, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
+    assert configure(encoder, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings) == []
+    [notice] = configure(encoder, Embedding(train=pairs(2), dev=pairs(2), pooling="mean").info.model_settings)
     assert notice == (
         "the teacher was trained with cls pooling, and task.pooling is mean: set task.pooling=cls for the vectors that "
         "it was trained for"

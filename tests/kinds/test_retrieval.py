@@ -156,7 +156,7 @@ def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory
         assert {group[0] for group, label in zip(split["texts"], split.labels, strict=True) if label < 0} == documents
     assert dev.labels[:3].tolist() == [0, *(-1 - number for number in data.scoring.data.gains[0])]
     assert sorted(data.scoring.data.gains[0].values()) == [1, 2]
-    assert data.scoring.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
+    assert data.scoring.summary(data) == "a vector of length 1; dev has 4 queries and 60 documents"
     again = embedding(directory).read(directory)
     assert (again.sha256, again.splits["dev"]["texts"]) == (data.sha256, dev["texts"])
     fewer = embedding(directory, train_examples=5, dev_examples=2).read(directory)

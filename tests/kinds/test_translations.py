@@ -19,7 +19,8 @@ from distill.edge.evaluation import Columns, evaluate
 from distill.kinds import Embedding
 from distill.kinds.embedding import SourceEncoder
 from distill.losses.term import EncoderSize
-from distill.models.forward import pool, run_model
+from distill.models.forward import run_model
+from distill.models.vectors import pool
 from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, toy_bert
 

@@ -12,9 +12,10 @@ from distill.builtin.teachers.new import NewModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, XLNetConfig
 
 from distill.core.errors import UserError
-from distill.models.forward import VectorSettings, check_reads_both_sides, pool, run_model
+from distill.models.forward import check_reads_both_sides, run_model
 from distill.models.loading import load_directory
 from distill.models.sentence_files import separate_texts
+from distill.models.vectors import VectorSettings, pool
 from distill.models.yes_no import load_yes_no
 from distill.text.vocabulary import train_bytes
 from tests.conftest import sentences

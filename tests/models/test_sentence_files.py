@@ -21,6 +21,7 @@ TRANSFORMER, POOLING, NORMALIZE = (
     for path in ("", "1_Pooling", "2_Normalize")
 )
 DENSE = {"path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
+LSTM = {"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"}
 PROMPTS = {"prompts": {"query": "find a : ", "document": ""}, "default_prompt_name": "query"}
 Write = Callable[..., Path]
 
@@ -39,7 +40,8 @@ def write(cased: PreTrainedTokenizerBase, tmp_path: Path) -> Write:
         torch.manual_seed(0)
         toy_bert(len(cased), layers=1, initializer_range=0.5).bert.save_pretrained(tmp_path)
         cased.save_pretrained(tmp_path)
-        (tmp_path / "1_Pooling").mkdir()
+        for folder in ("1_Pooling", "2_Dense"):
+            (tmp_path / folder).mkdir()
         content: dict[str, Any] = {"modules": modules, "1_Pooling/config": pooling or {"pooling_mode": "mean"}, **files}
         for name, value in content.items():
             if value is not None:
@@ -111,6 +113,9 @@ def test_the_prompt_is_lower_cased_too(write: Write) -> None:
         ({"pooling_mode": ["max"]}, "max"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ({"pooling_mode_mean_tokens": False}, "mean"),  # As sentence-transformers takes it.
+        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        ({"pooling_mode": ["mean", "max"]}, "mean+max"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_weightedmean_tokens": True}, "mean+weightedmean"),
     ],
 )
 @pytest.mark.parametrize("modules", [(TRANSFORMER, POOLING, NORMALIZE), None])
@@ -137,7 +142,27 @@ def test_a_model_for_another_similarity_is_named(write: Write, function: str, mo
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"modules": [TRANSFORMER, POOLING, DENSE]}, r"by 2_Dense \(Dense\), which cannot be computed"),
+        ({"modules": [TRANSFORMER, POOLING, LSTM]}, r"by 2_LSTM \(LSTM\), which cannot be computed"),
+        ({"modules": [TRANSFORMER, POOLING, DENSE]}, "2_Dense/config.json is damaged: it has in_features=None"),
+        (
+            {
+                "modules": [TRANSFORMER, POOLING, DENSE],
+                "pooling": {"embedding_dimension": 32},
+                "2_Dense/config": {"in_features": 16, "out_features": 8},
+            },
+            "2_Dense/config.json reads vectors 16 wide, and those before it are 32 wide",
+        ),
+        (
+            {
+                "modules": [TRANSFORMER, POOLING, DENSE],
+                "2_Dense/config": {"in_features": 32, "out_features": 8, "activation_function": "my.Swish"},
+            },
+            "has the activation my.Swish, expected one of Identity, Tanh",
+        ),
+        (
+            {"modules": [TRANSFORMER, POOLING, DENSE], "2_Dense/config": {"in_features": 32, "out_features": 8}},
+            "2_Dense/model.safetensors is missing: save the model again",
+        ),
         ({"modules": [{"path": "", "type": "custom_st.Transformer"}, POOLING]}, r"\(custom_st.Transformer\)"),
         (
             {"modules": [TRANSFORMER]},
@@ -147,12 +172,7 @@ def test_a_model_for_another_similarity_is_named(write: Write, function: str, mo
         ({"modules": [{**TRANSFORMER, "path": "0_BERT"}, POOLING]}, "keeps its model in 0_BERT, as old versions of"),
         ({"modules": {"a": 1}}, "modules.json is damaged: string indices"),
         ({"modules": [{"idx": 0}]}, "modules.json is damaged: 'type'"),
-        (
-            {"pooling": {"pooling_mode": "lasttoken"}},
-            "with lasttoken pooling .* expected mean, cls or max: take another",
-        ),
-        ({"pooling": {"pooling_mode": ["mean", "max"]}}, r"was trained with mean\+max pooling"),
-        ({"pooling": {"pooling_mode_weightedmean_tokens": True}}, "was trained with weightedmean pooling"),
+        ({"pooling": {"pooling_mode": ["mean", "median"]}}, r"was trained with mean\+median pooling .*, expected mean"),
         ({"pooling": ["mean"]}, "1_Pooling/config.json is damaged: it holds a list, expected an object"),
         (
             {"pooling": {"pooling_mode": "mean", "include_prompt": False}, "config_sentence_transformers": PROMPTS},
@@ -172,9 +192,9 @@ def test_steps_that_cannot_be_taken_are_refused_by_name(write: Write, files: dic
 
 def test_a_folder_of_a_module_is_read_without_modules_json(write: Write) -> None:
     directory = write(None)
-    (directory / "2_Dense").mkdir()
-    (directory / "2_Dense" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"computes its vectors by 2_Dense \(Dense\)"):
+    (directory / "2_LSTM").mkdir()
+    (directory / "2_LSTM" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"computes its vectors by 2_LSTM \(LSTM\)"):
         load(directory)
     assert load(directory, "AutoModelForMaskedLM").reason.startswith("its head is")  # It reads no vectors.
 

@@ -20,7 +20,7 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedMod
 
 from distill.core.errors import OptionError, UserError
 from distill.core.options import STRICT, check_options
-from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
+from distill.models.forward import run_encoder
 from distill.models.surgery.copies import Copies
 from distill.models.surgery.layers import (
     BART_LAYER,
@@ -33,6 +33,7 @@ from distill.models.surgery.layers import (
     spread_layers,
 )
 from distill.models.surgery.long_texts import attends_locally
+from distill.models.vectors import VectorSettings, encode_states, pool, vector_settings, vector_width
 
 OPTION = "student.general"
 GENERAL = "general"  # Among the names of the option `init` of a student.
@@ -126,9 +127,7 @@ def encode_pieces(
         return _encode_texts(model, list_pieces(tokenizer), own)
     before, after = tokenizer.cls_token_id, tokenizer.sep_token_id
     prefix, suffix = ([] if token is None else [token] for token in (before, after))
-    settings = vector_settings(model.config)
-    settings = _MEAN if settings is None else {**settings, "normalize": False}
-    vectors = torch.zeros(int(model.config.vocab_size), int(model.config.hidden_size))
+    vectors = torch.zeros(int(model.config.vocab_size), vector_width(model.config))
     special = set(tokenizer.all_special_ids)
     pieces = torch.tensor([piece for piece in range(len(tokenizer)) if piece not in special])
     was_training = model.training
@@ -138,23 +137,28 @@ def encode_pieces(
         mask = torch.ones_like(rows)
         batch = {"input_ids": rows, "attention_mask": mask, "token_type_ids": torch.zeros_like(rows)}
         states: Tensor = run_encoder(model, batch).last_hidden_state
-        vectors[ids] = pool(states, mask, settings).cpu()
+        vectors[ids] = _encode_states(model, states, mask).cpu()
     model.train(was_training)
     return vectors
 
 
+def _encode_states(model: PreTrainedModel, states: Tensor, mask: Tensor) -> Tensor:
+    """Returns the vectors of texts in their own length, by the mean if the model's configuration says nothing."""
+    if vector_settings(model.config) is None:
+        return pool(states, mask, _MEAN)
+    return encode_states(model, states, mask, normalize=False)
+
+
 def _encode_texts(model: PreTrainedModel, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Returns the vectors `[V, H]` of texts, 0 for those that are empty."""
-    settings = vector_settings(model.config)
-    settings = _MEAN if settings is None else {**settings, "normalize": False}
-    vectors = torch.zeros(len(texts), int(model.config.hidden_size))
+    vectors = torch.zeros(len(texts), vector_width(model.config))
     filled = torch.tensor([row for row, text in enumerate(texts) if text])
     model.eval()
     for rows in filled.split(BATCH):
         chosen = [texts[row] for row in rows.tolist()]
         batch = tokenizer(chosen, padding=True, return_tensors="pt", return_attention_mask=True).to(model.device)
         states: Tensor = run_encoder(model, batch).last_hidden_state
-        vectors[rows] = pool(states, batch["attention_mask"], settings).cpu()
+        vectors[rows] = _encode_states(model, states, batch["attention_mask"]).cpu()
     return vectors
 
 

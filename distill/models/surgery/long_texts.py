@@ -17,6 +17,7 @@ from distill.models.forward import model_class
 from distill.models.loading import Start, auto_class_of
 from distill.models.surgery.copies import copy_labels, pass_on
 from distill.models.surgery.layers import check_size, is_whole, position_tables, reserved_positions
+from distill.models.vectors import AUTO
 
 Attention = Literal["own", "local", "full"]
 WINDOW = 256  # Of a model whose teacher has none.
@@ -311,7 +312,7 @@ class Chunking:
 
     def _check_pooling(self, settings: dict[str, object]) -> None:
         """Raises UserError for vectors that are no mean over all chunks."""
-        if settings and (self.pooling != "mean" or settings["pooling"] != "mean"):
+        if settings and (self.pooling != "mean" or settings["pooling"] not in (AUTO, "mean")):
             raise UserError(
                 f"got student.chunk_pooling={self.pooling} and task.pooling={settings['pooling']}, expected mean for "
                 "both: the vector of a text is the mean of the tokens of its chunks"
