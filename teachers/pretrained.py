@@ -1,14 +1,16 @@
 """A pre-trained or fine-tuned model as the teacher, from a directory, the Hugging Face cache or the Hub."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distill.core import storage
 from distill.core.errors import UnreachableError, UserError
 from distill.core.files import is_full_disk
-from distill.models.loading import OF_TEXTS, Start, find_directory, has_tokenizer, load_directory, read_width
+from distill.models.loading import ENCODER, OF_TEXTS, Start, find_directory, has_tokenizer, load_directory, read_width
+from distill.models.sentence_files import prompts_of, read_sentence_files, set_prompts
 from distill.models.surgery.long_texts import Attention, LongTexts, lengthen
 from distill.models.yes_no import load_yes_no
 
@@ -24,6 +26,9 @@ class Pretrained:
         name: name of the teacher in records and directories.
         precision: precision of the forward passes, `float32`, `bfloat16` or `auto`, independent of the checkpoint's.
         trust_remote_code: whether to run Python code that comes with the weights.
+        prompts: beginnings of texts by their names, in place of those in its files; those of `query` and `document`
+            begin the texts of a retrieval set.
+        prompt_name: the prompt that begins every text; None for those of the roles.
         answers, prompt: of a language model that scores a document by a yes or a no, as in `load_yes_no`.
         attention, window, global_tokens, positions: changes for long texts, as in `LongTexts`.
     """
@@ -39,6 +44,8 @@ class Pretrained:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        prompt_name: str | None = None,
         answers: Sequence[str] | None = None,
         prompt: str | None = None,
         attention: Attention = "own",
@@ -50,6 +57,7 @@ class Pretrained:
         if (answers is None) != (prompt is None) or (answers is not None and len(answers) != 2):
             raise UserError("teacher.answers=[yes,no] and teacher.prompt belong together: give both, or neither")
         self.answers, self.prompt = answers, prompt
+        self.prompts, self.prompt_name = prompts, prompt_name
         self.long_texts = LongTexts("teacher", attention, window, global_tokens, positions)
         if path is None and id is None:
             raise UserError(f"teacher {name} has no weights: give teacher.path=DIR or teacher.id=NAME of the Hub")
@@ -117,6 +125,8 @@ class Pretrained:
         digest.update(self.long_texts.key().encode())
         if self.answers is not None:
             digest.update(f"{list(self.answers)} {self.prompt}".encode())
+        if self.prompts is not None or self.prompt_name is not None:
+            digest.update(f"{self.prompts and dict(self.prompts)} {self.prompt_name}".encode())
         return digest.hexdigest()
 
     def _digest(self, path: Path) -> bytes:
@@ -152,6 +162,17 @@ class Pretrained:
         start = load_directory(
             self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
         )
+        if self.prompts is not None or self.prompt_name is not None:
+            if read_sentence_files(self.locate()).prompt_name is not None:
+                raise UserError(
+                    f"{self.locate()} begins every text with its default prompt, and teacher.prompts with another one: "
+                    "set default_prompt_name to null in its config_sentence_transformers.json"
+                )
+            if auto_class != ENCODER:
+                raise UserError("teacher.prompts begin the texts of a task of vectors: leave them out")
+            prompts = prompts_of(start.tokenizer) if self.prompts is None else self.prompts
+            tokenizer, notices = set_prompts(start.tokenizer, prompts, self.prompt_name, f"teacher {self.name}")
+            start = replace(start, tokenizer=tokenizer, notices=[*start.notices, *notices])
         return lengthen(start, self.long_texts)
 
 

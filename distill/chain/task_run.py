@@ -30,18 +30,20 @@ from distill.data.batches import MixedExamples, labelled_only
 from distill.edge.bundle_files import session, weight_bits
 from distill.edge.decode import DECODERS
 from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
-from distill.export.gate import UNDECIDED, describe_sensitivity
+from distill.export.gate import UNDECIDED, describe_sensitivity, measure_forms
 from distill.export.latency import compare_models, time_dev_pass
 from distill.export.onnx import export_model
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
 from distill.export.recipe_search import closest, describe
 from distill.export.wheel import write_model2vec
+from distill.kinds.kind import Kind
 from distill.kinds.multitask import Tasks
 from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.architectures.modeling_static import StaticPreTrainedModel
 from distill.models.forward import exported_inputs
+from distill.models.sentence_files import prompts_of
 from distill.models.surgery.initialization import Origins
 from distill.models.surgery.layers import Importance
 from distill.models.vectors import save_encoder
@@ -252,9 +254,11 @@ class TaskRun:
         )
         exported = write_bundle(
             directory, model=student, tokenizer=tokenizer, task=self.task, splits=self.data, scores=scores,
-            settings=self.plan.export, retrain=retrain,
+            settings=self.plan.export, retrain=retrain, taught_by=self.teacher.scores,
             teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
         )  # fmt: skip
+        if any(form["documents"] == "teacher" for row in exported.formats.values() for form in row["vectors"]):
+            run.update(teacher={**run.record["teacher"], "vectors": self._teacher_vectors()})
         retention = measure_retention(run.record, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.card())
@@ -283,6 +287,15 @@ class TaskRun:
                 baseline.export(bundle, model, scores)
             self.run.update(baseline={**record["baseline"], "export": results["export"]})
             replace_file(directory, "README.md", baseline.card(auto_class))
+
+    def _teacher_vectors(self) -> list[dict[str, Any]]:
+        """Returns the forms of the teacher's vectors with their metrics, whose documents the student searches too."""
+        scoring, scores = self.data.scoring, self.teacher.scores
+        forms = measure_forms(scoring, scores, self.plan.export.dimensions, {})
+        return [
+            {**form._asdict(), "metrics": split_metrics(scoring, {name: of[row][1] for name, of in forms.items()})}
+            for row, (form, _) in enumerate(forms["dev"])
+        ]
 
     def replace_cards(self) -> None:
         """Writes the model cards of the student and, if there is one, the bundle again, with what the record has."""
@@ -426,7 +439,9 @@ class Delivery:
                 )  # fmt: skip
                 files = {"teacher": Path(directory) / of_teacher["fp32"].name, **files}
             split = first_split(task_run.run.record["task"])
-            return breakdowns.score_cuts(files, models, task_run.data, lengths, split=split)
+            task, data = task_run.task, task_run.data
+            data = task.prompted(data, task_run.tokenizer) if isinstance(task, Kind) else data
+            return breakdowns.score_cuts(files, models, data, lengths, split=split)
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
@@ -509,7 +524,7 @@ def save_model(
     own = copy.deepcopy(tokenizer)
     own.model_max_length = min(tokenizer.model_max_length, compatibility.longest(model, tokenizer))
     with atomic_directory(directory) as temporary:
-        save_encoder(model, temporary)
+        save_encoder(model, temporary, prompts_of(tokenizer))
         own.save_pretrained(temporary)
         if card is not None:
             write_text(temporary / "README.md", card)

@@ -28,7 +28,7 @@ from distill.data.pool import USUAL, Unlabelled, UnlabelledText
 from distill.data.prose import normalize_text
 from distill.data.sources import TableSource, check_columns, keep_together, number_units, text_keys
 from distill.data.splits import Column, LabelledData, Split, compute_digest, create_data, text_split
-from distill.edge.index import normalize
+from distill.edge.index import ROLES, normalize
 from distill.rows.columns import Table
 from distill.rows.formats import is_blank, is_number, read_fields
 from distill.rows.labels import to_classes, to_numbers
@@ -549,20 +549,23 @@ class JudgedTexts:
             (documents @ vectorizer.transform([self.queries.texts[query]]).T).toarray()[:, 0]
         )
 
-    def compare_vectors(self, encode: Callable[[list[str]], np.ndarray]) -> Compare:
+    def compare_vectors(
+        self, encode: Callable[[list[str]], np.ndarray], prompts: Mapping[str, str] | None = None
+    ) -> Compare:
         """Returns the cosines of vectors `[n, D]`, which `encode` computes of texts.
 
         Documents whose cosine is above `LIKELY` of the least one of a relevant document are as far as can be, because
         many of them are relevant and not judged (Moreira et al., arXiv 2407.15831, section 3, with their 95%).
         """
         rows = [row for row, text in enumerate(self.corpus.texts) if text]
-        texts = [self.queries.texts[query] for query in self.judged["train"]]
-        vectors = normalize(encode([*texts, *(self.corpus.texts[row] for row in rows)]))
-        of_query = dict(zip(self.judged["train"], vectors, strict=False))
+        of_query, of_document = ((prompts or {}).get(role, "") for role in ROLES)
+        texts = [of_query + self.queries.texts[query] for query in self.judged["train"]]
+        vectors = normalize(encode([*texts, *(of_document + self.corpus.texts[row] for row in rows)]))
+        by_query = dict(zip(self.judged["train"], vectors, strict=False))
 
         def compare(query: int) -> np.ndarray:
             cosines = np.full(len(self.corpus.texts), -1.0, dtype=np.float32)
-            cosines[rows] = vectors[len(texts) :] @ of_query[query]
+            cosines[rows] = vectors[len(texts) :] @ by_query[query]
             positives = [cosines[document] for document in self.judged["train"][query] if self.corpus.texts[document]]
             likely = cosines > LIKELY * min(positives, default=1.0)
             return np.where(likely, -1.0, cosines)

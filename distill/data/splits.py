@@ -458,7 +458,7 @@ class LabelledData:
         needs_all_texts: whether an example has nothing to learn from without each of its texts, as a question without
             its context.
         mine: makes the data again with other negatives of train, by a function that returns the teacher's vectors
-            `[N, D]` of texts; None where no teacher is asked.
+            `[N, D]` of texts, and its prompts of queries and documents; None where no teacher is asked.
     """
 
     labels: tuple[str, ...]
@@ -471,7 +471,7 @@ class LabelledData:
     terms: Mapping[str, Any] = field(default_factory=dict)
     head_bias: Sequence[float] | None = None
     choices: int | None = None
-    mine: "Callable[[LabelledData, Callable[[list[str]], np.ndarray]], LabelledData] | None" = None
+    mine: "Callable[[LabelledData, Callable[[list[str]], np.ndarray], Mapping[str, str]], LabelledData] | None" = None
 
     def with_examples(self, examples: object) -> Self:
         """Returns the data as it is, because students are scored on its rows."""

@@ -14,7 +14,17 @@ from distill.edge.bundle_files import count_bytes, fingerprint, read_manifest
 from distill.edge.decode import Explanation, explain
 from distill.edge.decoder import Items, MaskedTokens, Prediction, Record
 from distill.edge.generation import Generator, Writing
-from distill.edge.index import RESCORED, Index, Precision, check_dimensions, find_nearest, similarity, take_dimensions
+from distill.edge.index import (
+    DOCUMENT,
+    QUERY,
+    RESCORED,
+    Index,
+    Precision,
+    check_dimensions,
+    find_nearest,
+    similarity,
+    take_dimensions,
+)
 from distill.edge.opening import ModelFiles
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
@@ -315,20 +325,31 @@ class Bundle(Shown):
         model, settings = self._writer
         return Generator(model, self.tokenizer, settings, cast(Continuations, self.decoder).complete)
 
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The beginnings of texts by their names, `query` and `document`; none for a bundle without roles of texts."""
+        return dict(self.manifest.get("prompts", {}))
+
     def encode(
-        self, texts: Iterable[str], *, dimensions: int | None = None, batch_size: int | None = None
+        self,
+        texts: Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        batch_size: int | None = None,
     ) -> NDArray[np.float32]:
         """Returns the vectors `[texts, D]` (float32) of texts.
 
         Args:
             texts: the texts, none of them empty.
+            prompt_name: the one of `prompts` that begins each of them; None for texts as they are.
             dimensions: number of first dimensions, scaled to the length of the whole vector; None for all. Those that
                 passed the gate of the export are in `dimensions`.
             batch_size: texts of a forward pass; None for that of the bundle.
 
         Raises:
-            UserError: for a bundle without vectors, a text that is empty or no text, dimensions that the vectors have
-                not, and vectors that are not finite.
+            UserError: for a bundle without vectors, a text that is empty or no text, a prompt that the bundle has not,
+                dimensions that the vectors have not, and vectors that are not finite.
         """
         if not self.decoder.encodes:
             raise UserError(
@@ -338,6 +359,11 @@ class Bundle(Shown):
         for text in records:
             if not isinstance(text, str):
                 raise UserError(f"got {shorten(text)}, expected a text")
+        if prompt_name is not None:
+            if prompt_name not in self.prompts:
+                known = ", ".join(self.prompts) or "none"
+                raise UserError(f"{self.directory} has no prompt {shorten(prompt_name)}, expected one of {known}")
+            records = [self.prompts[prompt_name] + str(text) for text in records]
         width = self._width()
         size = check_dimensions(dimensions, width)
         outputs = self._run_finite(self._rows.encode(records), batch_size)
@@ -349,8 +375,8 @@ class Bundle(Shown):
     def dimensions(self) -> list[int]:
         """The numbers of first dimensions of vectors that passed the gate of the export, from the smallest."""
         forms = self.manifest.get("vectors", {}).get(self.model, [])
-        passed = {form["dimensions"] for form in forms if form["precision"] == "float32" and form["gate"] == "passed"}
-        return sorted(passed)
+        own = [form for form in forms if form["precision"] == "float32" and form.get("documents", "own") == "own"]
+        return sorted({form["dimensions"] for form in own if form["gate"] == "passed"})
 
     def _records(self, records: Iterable[Record], pairs: Iterable[str] | None) -> list[Record]:
         listed = _to_list(records, "")
@@ -428,6 +454,10 @@ class Bundle(Shown):
         """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
         return fingerprint(self.manifest["files"])
 
+    def _role(self, name: str) -> str | None:
+        """Returns the name of the prompt of queries or documents, None where they have none."""
+        return name if name in self.prompts else None
+
     def index(
         self,
         texts: Iterable[str],
@@ -450,7 +480,7 @@ class Bundle(Shown):
         Index.check_precision(precision)
         if self.decoder.encodes:
             check_dimensions(dimensions, self._width())
-        vectors = self.encode(texts, batch_size=batch_size)
+        vectors = self.encode(texts, prompt_name=self._role(DOCUMENT), batch_size=batch_size)
         return Index(vectors, precision=precision, dimensions=dimensions, source=self._identity())
 
     def search(
@@ -478,11 +508,12 @@ class Bundle(Shown):
                 raise UserError(
                     f"the index is of another bundle than {self.directory}: make it again with Bundle.index"
                 )
-            found = corpus.search(self.encode(queries), k, rescore=rescore)
+            found = corpus.search(self.encode(queries, prompt_name=self._role(QUERY)), k, rescore=rescore)
         else:
             has_texts = not isinstance(corpus, np.ndarray) or corpus.dtype.kind in "USO"
-            vectors = self.encode(cast(Iterable[str], corpus)) if has_texts else cast(NDArray[np.floating], corpus)
-            found = find_nearest(self.encode(queries), vectors, k)
+            texts, role = cast(Iterable[str], corpus), self._role(DOCUMENT)
+            vectors = self.encode(texts, prompt_name=role) if has_texts else cast(NDArray[np.floating], corpus)
+            found = find_nearest(self.encode(queries, prompt_name=self._role(QUERY)), vectors, k)
         cosines, rows = found
         return [
             list(zip(numbers.tolist(), scores.tolist(), strict=True))

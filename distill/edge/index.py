@@ -112,6 +112,7 @@ def normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 Precision = Literal["float32", "int8", "binary"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8", "binary")
+QUERY, DOCUMENT = ROLES = ("query", "document")  # Of the texts of a search, and the names of their prompts.
 RESCORED = 4  # Documents that are compared again for each one that a search among bits is to find.
 NAME = "index.json"
 FORMAT = 1
@@ -119,11 +120,15 @@ _LARGEST = 127  # Of 8 bits; -128 is not used.
 
 
 class VectorForm(NamedTuple):
-    """The number of first dimensions of vectors, their precision, and `rescore` as in `Index.search`."""
+    """The number of first dimensions of vectors, their precision, and `rescore` as in `Index.search`.
+
+    `documents` says whose vectors are searched: those of the model of the queries (`own`), or its `teacher`'s.
+    """
 
     dimensions: int
     precision: Precision = "float32"
     rescore: int = 0
+    documents: Literal["own", "teacher"] = "own"
 
 
 class Index:

@@ -26,6 +26,7 @@ from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
 from distill.export.quantization import FLOAT32, FORMATS, INT8, RECIPES, ExportSettings, RecipeInput, write_with_encoder
 from distill.export.recipe_search import RecipeSearch
+from distill.kinds.kind import Kind
 from distill.kinds.scoring import Scoring, WritingSettings
 from distill.kinds.seq2seq import find_frame
 from distill.models.forward import fills_targets, input_names, output_logits
@@ -73,6 +74,7 @@ def write_bundle(
     settings: ExportSettings,
     retrain: Callable[[], PreTrainedModel] | None = None,
     teacher: Mapping[str, Any] | None = None,
+    taught_by: Mapping[str, Scores] | None = None,
 ) -> Exported:
     """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeSearch`.
 
@@ -81,15 +83,18 @@ def write_bundle(
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
+        taught_by: the scores of the teacher by split, of which a student of vectors may search the documents.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
+    if isinstance(task, Kind):
+        splits = task.prompted(splits, tokenizer)
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
     manifest.content.update(teacher=teacher, decoding=manifest.content["decoding"] | scores["dev"].decoding)
     manifest.write({FLOAT32: fp32.name})
     bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
-    scorer = Scorer(bundle, splits, scores, settings)
+    scorer = Scorer(bundle, splits, scores, settings, taught_by=taught_by or {})
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
@@ -133,6 +138,8 @@ class Manifest:
         info, scoring = task.info, splits.scoring
         about, optional = scoring.describe(splits), dict[str, Any]()
         decoding = {} if info.max_target is None else _describe_targets(model, tokenizer, info.max_target)
+        if about.get("prompts"):
+            optional["prompts"] = about["prompts"]
         if about.get("prefix"):
             decoding["prefix"] = about["prefix"]
         if info.generates:
@@ -163,6 +170,7 @@ def wrap_file(
     directory: Path, file: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
 ) -> None:
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
+    splits = task.prompted(splits, tokenizer) if isinstance(task, Kind) else splits
     for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
     manifest = Manifest.create(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
@@ -204,7 +212,14 @@ def choose_vocabulary(
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
     gates = {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != gate.PASSED}
-    shown = ("dimensions", "precision", "rescore", "gate", "kept")  # Of the smaller forms of the vectors of a file.
+    shown = (
+        "dimensions",
+        "precision",
+        "rescore",
+        "index",
+        "gate",
+        "kept",
+    )  # Of the smaller forms of the vectors of a file.
     vectors = {
         file: [{name: value for name, value in form.items() if name in shown} for form in row["vectors"]]
         for file, row in formats.items()
@@ -286,6 +301,7 @@ class Scorer:
     Args:
         reread: for each split the items `[n]` that a smaller vocabulary reads as other pieces; they get the column
             `REREAD`.
+        taught_by: as in `write_bundle`.
     """
 
     bundle: edge.Bundle
@@ -293,6 +309,7 @@ class Scorer:
     scores: Mapping[str, Scores]
     settings: ExportSettings = ExportSettings()  # noqa: RUF009  # It is frozen.
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
+    taught_by: Mapping[str, Scores] = field(default_factory=dict)
 
     @property
     def scoring(self) -> Scoring:
@@ -301,7 +318,7 @@ class Scorer:
     @cached_property
     def torch(self) -> gate.TorchScores:
         """The scores of the torch model, which are compared with those of the files."""
-        return gate.TorchScores(self.scoring, self.scores)
+        return gate.TorchScores(self.scoring, self.scores, self.taught_by)
 
     def describe(self, file: _File, scores: Mapping[str, Scores], texts: Texts) -> ExportedFile:
         """Returns the entry of a file of the bundle in run.json's `export`."""

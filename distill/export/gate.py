@@ -5,8 +5,8 @@ measures one range of an activation for a whole batch. A large value in one text
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
 from distill.edge.bundle import BATCH_SIZE
 from distill.edge.bundle_files import ANY, runs, this_target
+from distill.edge.index import VectorForm
 from distill.export.quantization import ExportSettings
 from distill.kinds.scoring import Scoring
 from distill.models.vectors import vector_width
@@ -160,6 +161,7 @@ class TorchScores:
 
     scoring: Scoring
     scores: Mapping[str, Scores]
+    teacher: Mapping[str, Scores] = field(default_factory=dict)  # Its scores, where students search its vectors.
 
     @cached_property
     def resolution(self) -> float | None:
@@ -214,7 +216,7 @@ class TorchScores:
     def measure_vectors(self, scores: Mapping[str, Scores], settings: ExportSettings) -> list[SmallerVectors]:
         """Scores every smaller form of the vectors of a file; empty for a task without vectors."""
         scoring, entries = self.scoring, list[SmallerVectors]()
-        forms = {split: scoring.narrow(of, settings.dimensions) for split, of in scores.items()}
+        forms = measure_forms(scoring, scores, settings.dimensions, self.teacher)
         whole = scoring.selecting_metric(self.scores["dev"])
         for number, (form, narrow) in enumerate(forms["dev"]):
             metrics = split_metrics(scoring, {split: of[number][1] for split, of in forms.items()})
@@ -222,10 +224,18 @@ class TorchScores:
             verdict = judge_vectors(drop, interval, settings.max_vector_drop)
             entries.append({
                 "dimensions": form.dimensions, "precision": form.precision, "rescore": form.rescore,
+                "documents": form.documents,
                 "metrics": metrics, "kept": metrics[scoring.metric] / whole if whole > 0 else None, "drop": drop,
                 "interval": interval, "gate": verdict.gate, "reason": verdict.reason,
             })  # fmt: skip
         return entries
+
+
+def measure_forms(
+    scoring: Scoring, scores: Mapping[str, Scores], dimensions: Sequence[int], teacher: Mapping[str, Scores]
+) -> dict[str, Sequence[tuple[VectorForm, Scores]]]:
+    """Returns the scores of every smaller form of the vectors of each split, as `Scoring.narrow` does."""
+    return {split: scoring.narrow(of, dimensions, teacher.get(split)) for split, of in scores.items()}
 
 
 def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:

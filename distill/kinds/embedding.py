@@ -33,14 +33,19 @@ from distill.core.options import check_arguments, show_value
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data import tokenization
 from distill.data.batches import TokenizedExamples, scoring_steps
-from distill.data.retrieval import GroupColumns
+from distill.data.pool import USUAL
+from distill.data.retrieval import IS_QUERY, GroupColumns
+from distill.data.sources import read_file
 from distill.data.splits import LabelledData, Split, text_split
+from distill.edge.index import ROLES
 from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
 from distill.kinds.known import VECTOR, Found, Key, KnownTable, normalize
+from distill.kinds.neighbour_scores import OVERLAP, TEXT_SUFFIX, NeighbourScores, has_text_files, read_lines
 from distill.kinds.vector_scores import (
     ACCURACY,
     CORRELATIONS,
+    COSINE,
     METRICS,
     PairScores,
     RankingScores,
@@ -53,8 +58,9 @@ from distill.losses import CosineRegression, MultipleNegatives, PairClassificati
 from distill.models.compatibility import longest
 from distill.models.forward import configure, count_outputs, run_model, to_device
 from distill.models.loading import Start, check_directory, load_directory
-from distill.models.sentence_files import head_activation
+from distill.models.sentence_files import head_activation, role_prompts
 from distill.models.vectors import AUTO, Pooling, VectorSettings, vector_settings
+from distill.rows.columns import SUFFIXES
 
 FILE = "outputs.npy"
 FORMAT = 1
@@ -252,7 +258,11 @@ class CrossEncoder:
 
 
 Metrics = Annotated[
-    Sequence[Literal["spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10", "accuracy"]],
+    Sequence[
+        Literal[
+            "spearman", "pearson", "ndcg@10", "recall@10", "recall@100", "mrr@10", "accuracy", "overlap@10", "cosine"
+        ]
+    ],
     Field(
         min_length=1,
         description=f"a list of some of {', '.join(CORRELATIONS)}, or of {', '.join(METRICS)}, or [{ACCURACY}]",
@@ -280,8 +290,10 @@ class Embedding(Kind):
             become groups of that text, a text of the first class and one of the second class.
         metrics: spearman or pearson, the correlation of cosines and scores of pairs. Or ndcg@10, recall@10, recall@100
             and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. Or
-            accuracy of translations: dev has pairs without a score, and each text is to be nearest to its own
-            translation among all of its language. The first one selects checkpoints.
+            translations: dev has pairs without a score, and each text is to be nearest to its own
+            translation among all of its language. Texts alone, of a text file with one on each line or of the one
+            column `text`, have overlap@10 and cosine, which compare the student with its teacher. The first one selects
+            checkpoints.
         language: the column of dev with the language of a row's second text; None for a single language.
         pooling: of the last hidden states of a text, as `pool` names them. `auto` is that of the files of the model, of
             a student that has its teacher's layers that of the teacher, and else the mean.
@@ -332,15 +344,25 @@ class Embedding(Kind):
         negatives_by: Literal["tfidf", "teacher"] = "tfidf",
         **options: Unpack[labelled_rows.DataOptions],
     ) -> None:
-        self._scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
+        two, has_texts = labelled_rows.column_names(text), has_text_files(options.get("data_dir"))
+        is_alone = has_texts or len(two) == 1  # Texts without judgements.
+        names: tuple[str, ...] = tuple(metrics)
+        if is_alone and set(names) == set(CORRELATIONS):
+            names = (OVERLAP, COSINE)
+        if has_texts:
+            two = (USUAL,)
+        self._scoring = _scoring(names, pooling, normalize, negatives=negatives, language=language)
         if cross_encoder is not None and not self._scoring.scores_pairs and not negatives:
             expected = "negatives=1 beside it, because all pairs of a retrieval set are positive"
             raise OptionError("cross_encoder", str(cross_encoder), expected)
         if negatives_by == "teacher" and not negatives:
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
-        if len(two := labelled_rows.column_names(text)) != 2:
+        if len(two) != 2 and not is_alone:
             raise OptionError("text", show_value(two), "the two columns of a pair; train_text names others")
+        if is_alone and not self._scoring.needs_teacher:
+            expected = f"[{OVERLAP},{COSINE}] for single texts, which have no scores"
+            raise OptionError("metrics", show_value(list(metrics)), expected)
         self.columns = GroupColumns(
             text=two, label=labelled_rows.column_names(label),
             train_text=two if train_text is None else labelled_rows.column_names(train_text),
@@ -351,6 +373,8 @@ class Embedding(Kind):
         self.source = labelled_rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, options=options,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
+            suffixes=(*SUFFIXES, TEXT_SUFFIX) if is_alone else SUFFIXES,
+            read_file=read_lines if is_alone else read_file,
         )  # fmt: skip
         pool = labelled_rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
         super().__init__(name, max_length, builtin=options.get("builtin", False), pool=pool)
@@ -404,11 +428,22 @@ class Embedding(Kind):
         scaled = {name: data.scoring.scale(split.labels, data, name) for name, split in data.splits.items()}
         if data.classes:
             scaled["train"] = np.full_like(train.labels, np.nan)
+        data = self.prompted(data, tokenizer)
         splits = {name: split.with_columns(labels=scaled[name]) for name, split in data.splits.items()}
         splits["train"] = splits["train"].with_columns(
             **{name: values.astype(np.float32) for name, values in targets.items()}
         )
         return super().encode(replace(data, splits=splits), tokenizer, cache_dir)
+
+    def prompted(self, data: LabelledData, tokenizer: PreTrainedTokenizerBase) -> LabelledData:
+        """Returns a retrieval set whose queries and documents begin with the prompts of a tokenizer, once."""
+        prompts = role_prompts(tokenizer)
+        if not prompts or not data.scoring.has_roles or data.scoring.prompts:
+            return data
+        begin = [prompts.get(role, "") for role in ROLES]
+        pool = replace(data.pool, rows=_begin(data.pool.rows, begin)) if len(data.pool) else data.pool
+        splits = {name: _begin(split, begin) for name, split in data.splits.items()}
+        return replace(data, splits=splits, pool=pool, scoring=replace(data.scoring, prompts=prompts))
 
     def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         groups, every = split["texts"], [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
@@ -433,6 +468,17 @@ class Embedding(Kind):
         return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
 
 
+def _begin(split: Split, prompts: Sequence[str]) -> Split:
+    """Returns a split whose queries and documents begin with these prompts; of a group the first text is the query."""
+    if IS_QUERY in split.columns or max(map(len, split["texts"])) == 1:
+        is_query = split[IS_QUERY] if IS_QUERY in split.columns else np.zeros(len(split), dtype=bool)
+        rows = zip(split["texts"], is_query.tolist(), strict=True)
+        return split.with_columns(texts=[[prompts[not first] + text for text in group] for group, first in rows])
+    return split.with_columns(
+        texts=[[prompts[number > 0] + text for number, text in enumerate(group)] for group in split["texts"]]
+    )
+
+
 def _scoring(
     metrics: tuple[str, ...], pooling: str, normalize: bool, *, negatives: int, language: str | None
 ) -> VectorScores:
@@ -444,6 +490,8 @@ def _scoring(
     """
     if language is not None and set(metrics) != {ACCURACY}:
         raise OptionError("language", language, f"metrics=[{ACCURACY}] beside it, which is computed for each language")
+    if set(metrics) == {OVERLAP, COSINE}:
+        return NeighbourScores((OVERLAP, COSINE), pooling, normalize)
     if set(metrics) <= set(METRICS):
         return RankingScores(metrics, pooling, normalize, negatives=negatives)
     if set(metrics) <= set(CORRELATIONS) or set(metrics) == {ACCURACY}:

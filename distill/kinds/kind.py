@@ -134,6 +134,10 @@ class Kind(TaskInfo, Shown):
         """The facts alone, for code that neither reads nor runs the task."""
         return self
 
+    def prompted(self, data: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+        """Returns the data whose texts begin with the prompts of a tokenizer, for a kind whose texts have roles."""
+        return data
+
     def encode(self, data: Any, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None) -> dict[str, Any]:
         """Tokenizes `train`, mixed with the pool if there is one, and the splits that are scored, dev first.
 

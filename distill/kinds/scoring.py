@@ -230,6 +230,16 @@ class Scoring:
         """Whether the classes that the teacher gives dev select checkpoints, because train has no labels."""
         return False
 
+    def with_teacher(self, data: "LabelledData", scores: Mapping[str, Scores] | None) -> "LabelledData":
+        """Returns data with what the teacher says of each scored example, where that selects checkpoints.
+
+        Args:
+            scores: of the teacher by split; None in a dry run.
+        """
+        if scores is None:
+            return data.with_teacher({name: np.zeros(len(of), dtype=np.int64) for name, of in data.scored().items()})
+        return data.with_teacher({name: self.predictions(of) for name, of in scores.items()})
+
     @property
     def metric(self) -> str:
         """The metric that selects checkpoints."""
@@ -430,8 +440,14 @@ class Scoring:
         probabilities = self.probabilities(scores)
         return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels)
 
-    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> "Sequence[tuple[VectorForm, Scores]]":
-        """The condensed scores of smaller forms of vectors, such as these first dimensions; none without vectors."""
+    def narrow(
+        self, scores: Scores, dimensions: Sequence[int], teacher: Scores | None = None
+    ) -> "Sequence[tuple[VectorForm, Scores]]":
+        """The condensed scores of smaller forms of vectors, such as these first dimensions; none without vectors.
+
+        Args:
+            teacher: the scores of a teacher, whose documents the vectors of queries are searched among too.
+        """
         return ()
 
     def constants(self, scores: Scores) -> Sequence[Constant]:

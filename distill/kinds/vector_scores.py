@@ -1,7 +1,7 @@
 """Metrics of vectors: correlations of cosines with scores of pairs, rankings of documents, and translations."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,6 +56,7 @@ class VectorScores(NumberScoring):
         names: the metrics.
         pooling: of the hidden states of a text.
         normalize: whether vectors have length 1.
+        prompts: of queries and documents, with which their texts begin already.
     """
 
     scores_pairs: ClassVar[bool] = False  # Whether the data has pairs with scores, whose range is that of similarities.
@@ -63,6 +64,12 @@ class VectorScores(NumberScoring):
     names: tuple[str, ...]
     pooling: str = "auto"
     normalize: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether a text is a query or a document."""
+        return False
 
     def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         """Reads every split; returns the data with the scoring for it."""
@@ -80,7 +87,9 @@ class VectorScores(NumberScoring):
         """The contents of dev in words."""
         raise TypeError(f"{type(self).__name__} has no summarize_dev(splits)")
 
-    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
+    def narrow(
+        self, scores: Scores, dimensions: Sequence[int], teacher: Scores | None = None
+    ) -> Sequence[tuple[VectorForm, Scores]]:
         """The scores of these first dimensions."""
         vectors = scores.columns["logits"]
         return [(VectorForm(size), self.condense(scores.with_columns(logits=vectors[:, :size]))) for size in dimensions]
@@ -99,6 +108,7 @@ class VectorScores(NumberScoring):
             "answer": "vector",
             "pooling": self.pooling,
             "normalize": self.normalize,
+            **({"prompts": dict(self.prompts)} if self.prompts else {}),
             "pipeline_tag": "sentence-similarity",
             "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
             "example": r"$'a sentence\tanother one'",
@@ -177,6 +187,10 @@ class RankingScores(MeanScoring, VectorScores):
     negatives: int = 0
     data: Judgements | None = None
 
+    @property
+    def has_roles(self) -> bool:
+        return True
+
     def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         """Reads a retrieval set, whose columns have names of their own."""
         data, judgements = read_retrieval(source, negatives=self.negatives)
@@ -188,18 +202,30 @@ class RankingScores(MeanScoring, VectorScores):
             return scores
         return self._score(scores, self._rank(scores, DEPTH))
 
-    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
-        """Further the scores of searches in an index of whole vectors, of each precision."""
-        documents, vectors = _documents(scores), scores.columns["logits"]
-        queries, width = vectors[_queries(scores)], vectors.shape[-1]
+    def narrow(
+        self, scores: Scores, dimensions: Sequence[int], teacher: Scores | None = None
+    ) -> Sequence[tuple[VectorForm, Scores]]:
+        """Further the scores of searches in an index of whole vectors, of each precision, and in that of a teacher."""
+        width = scores.columns["logits"].shape[-1]
+        cuts = [size for size in dimensions if size != width]
         forms = [VectorForm(width, "float32"), VectorForm(width, "int8"), VectorForm(width, "binary"),
                  VectorForm(width, "binary", RESCORED)]  # fmt: skip
-        found = []
+        found = [*super().narrow(scores, cuts), *self._search(scores, scores, forms)]
+        if teacher is None or teacher.columns["logits"].shape[-1] != width:
+            return found
+        among = [form._replace(documents="teacher") for form in (*map(VectorForm, cuts), *forms)]
+        return [*found, *self._search(scores, teacher, among)]
+
+    def _search(
+        self, scores: Scores, corpus: Scores, forms: Sequence[VectorForm]
+    ) -> Iterator[tuple[VectorForm, Scores]]:
+        """Yields the scores of the queries of a model in each form of the index of another one, of the same texts."""
+        queries = scores.columns["logits"][_queries(scores)]
+        vectors, documents = corpus.columns["logits"][_documents(corpus)], _documents(scores)
         for form in forms:
-            index = Index(vectors[documents], precision=form.precision)
+            index = Index(vectors, precision=form.precision, dimensions=form.dimensions)
             _, nearest = index.search(queries, DEPTH + bool(self._data().own), rescore=form.rescore)
-            found.append((form, self._score(scores, self._numbers(scores, documents[nearest]))))
-        return [*super().narrow(scores, [size for size in dimensions if size != width]), *found]
+            yield form, self._score(scores, self._numbers(scores, documents[nearest]))
 
     def values(self, scores: Scores) -> np.ndarray:
         """The cosines of all queries and documents, which are held at once."""
@@ -317,12 +343,18 @@ class TranslationScores(MeanScoring, VectorScores):
         return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
 
 
-def mine_negatives(data: LabelledData, encode: Callable[[list[str]], np.ndarray]) -> LabelledData:
-    """Returns the data of a retrieval set with negatives of train by vectors `[N, D]`, which `encode` computes."""
+def mine_negatives(
+    data: LabelledData, encode: Callable[[list[str]], np.ndarray], prompts: Mapping[str, str] | None = None
+) -> LabelledData:
+    """Returns the data of a retrieval set with negatives of train by vectors `[N, D]`, which `encode` computes.
+
+    Args:
+        prompts: of queries and documents.
+    """
     judgements: Judgements = data.scoring.data
     texts = judgements.texts
     assert texts is not None
-    return replace_train(data, texts.create_train(texts.compare_vectors(encode)))
+    return replace_train(data, texts.create_train(texts.compare_vectors(encode, prompts)))
 
 
 def score_range(splits: LabelledData, split: str = "dev") -> tuple[float, float]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.core.contracts import VECTOR_SETTINGS
 from distill.core.errors import UserError, first_line
+from distill.edge.index import DOCUMENT, QUERY
 from distill.models.vectors import DENSE, JOINED, POOLING_FLAGS, POOLINGS, DenseSettings, check_dense
 
 SETTINGS_FILE = "tokenizer_config.json"
@@ -56,9 +57,55 @@ def lower_cases(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the tokenizer's file without the settings of its last call."""
+    """Returns the tokenizer's file without the settings of its last call, and the prompts that begin its texts."""
     content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return content | {"truncation": None, "padding": None}
+    return content | {"truncation": None, "padding": None} | ({"prompts": of} if (of := prompts_of(tokenizer)) else {})
+
+
+_DOCUMENTS = (DOCUMENT, "passage", "corpus")  # Names of the prompt of documents, as sentence-transformers looks for it.
+_PROMPTS = "text_prompts"  # The attribute of a tokenizer with the beginnings of texts by their names.
+
+
+def prompts_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Returns the prompts of which each begins some texts, by their names; none for a tokenizer that has others."""
+    prompts: dict[str, str] = getattr(tokenizer, _PROMPTS, {})
+    return prompts
+
+
+def role_prompts(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Returns the prompts of queries and of documents, without a role that has none."""
+    prompts = prompts_of(tokenizer)
+    of_documents = next((prompts[name] for name in _DOCUMENTS if name in prompts), "")
+    return {role: text for role, text in ((QUERY, prompts.get(QUERY, "")), (DOCUMENT, of_documents)) if text}
+
+
+def set_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str], name: str | None, source: str
+) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    """Gives a tokenizer prompts by their names, or the one of this `name` before every text.
+
+    Args:
+        source: of the prompts, in words.
+
+    Returns:
+        The tokenizer, and notices.
+
+    Raises:
+        UserError: for a name that is not there.
+    """
+    shown = ", ".join(f"{known} {prompt!r}" for known, prompt in prompts.items() if prompt)
+    if name is None:
+        setattr(tokenizer, _PROMPTS, dict(prompts))
+        roles = " and ".join(role_prompts(tokenizer))
+        begins = f"{roles} begin the texts of a retrieval set" if roles else "none is that of queries or documents"
+        return tokenizer, [f"{source} has prompts ({shown}): {begins}, and others have none"] if shown else []
+    if name not in prompts:
+        raise UserError(f"{source} has no prompt {name}, expected one of {', '.join(prompts) or 'none'}")
+    setattr(tokenizer, _PROMPTS, {})
+    if not prompts[name]:
+        return tokenizer, []
+    notice = f"texts begin with the prompt {prompts[name]!r} of {source} ({name})"
+    return with_normalizers(tokenizer, [normalizers.Prepend(prompts[name])]), [notice]
 
 
 def read_attributes(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -155,7 +202,8 @@ class SentenceFiles:
         dimensions: number of first numbers that are the vector; None for all.
         lower_case: whether texts are lower-cased before the tokenizer.
         max_length: the most tokens of a text; None for those of the tokenizer.
-        prompt: begins every text.
+        prompts: beginnings of texts by their names.
+        prompt_name: the name of the one that begins every text, None without one.
         notices: messages to print.
     """
 
@@ -164,8 +212,14 @@ class SentenceFiles:
     dimensions: int | None = None
     lower_case: bool = False
     max_length: int | None = None
-    prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompt_name: str | None = None
     notices: list[str] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> str:
+        """Begins every text, empty for none."""
+        return self.prompts.get(self.prompt_name or "", "")
 
 
 def read_sentence_files(directory: Path) -> SentenceFiles:
@@ -188,12 +242,17 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         if path.name != _PROMPTS_FILE:
             limits |= _read_object(path)
     prompts = _read_object(directory / _PROMPTS_FILE)
-    prompt, notices = _default_prompt(prompts, directory)
-    if prompt and pooling is not None and pooling.get("include_prompt") is False:
+    named, name = prompts.get("prompts") or {}, _default_name(prompts, directory)
+    if (
+        (prompt := next(filter(None, named.values()), ""))
+        and pooling is not None
+        and pooling.get("include_prompt") is False
+    ):
         raise UserError(
             f"{directory} leaves its prompt {prompt!r} out of the pooling (include_prompt in 1_Pooling/config.json), "
             "which cannot be computed here: take another model"
         )
+    notices = list[str]()
     similarity = prompts.get("similarity_fn_name") or "cosine"
     if modules and similarity != "cosine" and not (similarity == "dot" and "Normalize" in folders):
         notices.append(
@@ -203,7 +262,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         pooling=None if pooling is None else _pooling_name(pooling, directory), dense=dense,
         dimensions=None if pooling is None else prompts.get("truncate_dim"),
         lower_case=bool(limits.get("do_lower_case")), max_length=limits.get("max_seq_length"),
-        prompt=prompt, notices=notices,
+        prompts=named, prompt_name=name, notices=notices,
     )  # fmt: skip
 
 
@@ -240,9 +299,9 @@ def adopt_sentence_files(
     if files.max_length is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, files.max_length)
     first: list[normalizers.Normalizer] = []
-    if files.prompt:
-        first.append(normalizers.Prepend(files.prompt))
-        notices.append(f"texts begin with the prompt {files.prompt!r} of {directory} (default_prompt_name)")
+    if encodes and files.prompts:
+        tokenizer, more = set_prompts(tokenizer, files.prompts, files.prompt_name, str(directory))
+        notices += more
     if files.lower_case and not lower_cases(tokenizer):
         first.append(normalizers.Lowercase())
         notices.append(f"texts are lower-cased as by {directory} (do_lower_case)")
@@ -364,20 +423,9 @@ def _read_dense(folders: Sequence[str], pooling: Mapping[str, Any], directory: P
     return layers
 
 
-def _default_prompt(content: Mapping[str, Any], directory: Path) -> tuple[str, list[str]]:
-    """Returns the prompt that begins every text, empty for none, and a notice about prompts that are not applied."""
-    prompts = {name: prompt for name, prompt in (content.get("prompts") or {}).items() if prompt}
-    name = content.get("default_prompt_name")
-    if name is not None:
-        if name not in (content.get("prompts") or {}):
-            raise UserError(
-                f"{directory / _PROMPTS_FILE} names the prompt {name}, and has {', '.join(prompts) or 'none'}"
-            )
-        return str(prompts.get(name, "")), []
-    if not prompts:
-        return "", []
-    shown = ", ".join(f"{name} {prompt!r}" for name, prompt in prompts.items())
-    return "", [
-        f"{directory} has prompts and none of them by default ({shown}): texts are encoded without one, unless your "
-        "data have it"
-    ]
+def _default_name(content: Mapping[str, Any], directory: Path) -> str | None:
+    """Returns the name of the prompt that begins every text, None without one."""
+    name: str | None = content.get("default_prompt_name")
+    if name is not None and name not in (prompts := content.get("prompts") or {}):
+        raise UserError(f"{directory / _PROMPTS_FILE} names the prompt {name}, and has {', '.join(prompts) or 'none'}")
+    return name

@@ -60,6 +60,7 @@ class SmallerVectors(TypedDict):
         dimensions: number of first dimensions.
         precision: of the vectors of the corpus, `float32`, `int8` or `binary`.
         rescore: documents that are compared again for each one that is to be found; 0 for none.
+        documents: whose vectors of the corpus are searched, the file's `own` ones or those of its `teacher`.
         metrics: on every split.
         kept: share of the metric of the torch model with its whole vectors; None if that is not above 0.
         drop: decrease of the metric, negative if it increased.
@@ -71,6 +72,7 @@ class SmallerVectors(TypedDict):
     dimensions: int
     precision: str
     rescore: int
+    documents: str
     metrics: dict[str, float]
     kept: float | None
     drop: float

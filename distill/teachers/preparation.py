@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from lightning.pytorch.loggers import CSVLogger
@@ -567,7 +566,8 @@ def label_scored(
         directory: of what runs share.
     """
     if dry_run:
-        return data.with_teacher({name: np.zeros(len(split), dtype=np.int64) for name, split in data.scored().items()})
+        unknown: LabelledData = data.scoring.with_teacher(data, None)
+        return unknown
     of_members = []
     for member in teacher.members:
         examples = task.encode(data, member.tokenizer, directory)
@@ -575,8 +575,8 @@ def label_scored(
             assert isinstance(task, Kind)
             examples, member.readings = member.known.match(task, data, examples)
         of_members.append(_score(member, task, data.scoring, examples, cache, directory / "outputs"))
-    scores = _mix(teacher, of_members, task)
-    return data.with_teacher({name: data.scoring.predictions(of) for name, of in scores.items()})
+    labelled: LabelledData = data.scoring.with_teacher(data, _mix(teacher, of_members, task))
+    return labelled
 
 
 def _score(

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from distill.kinds.outputs import KnownOutputs, KnownReading
 from distill.kinds.scoring import Scoring
 from distill.models.compatibility import count_parameters
 from distill.models.forward import run_encoder, run_model
+from distill.models.sentence_files import role_prompts
 from distill.models.vectors import VectorSettings, pool
 from distill.models.wrappers import LabelledEncoder, SeveralHeads
 from distill.teachers.computation import compute_rows
@@ -465,7 +467,8 @@ def mine_negatives(data: LabelledData, teacher: PreparedTeacher, *, max_length: 
     """
     if data.mine is None:
         return data
-    return data.mine(data, lambda texts: encode_texts(texts, teacher, max_length=max_length, cache_dir=cache_dir))
+    encode = partial(encode_texts, teacher=teacher, max_length=max_length, cache_dir=cache_dir)
+    return data.mine(data, encode, role_prompts(teacher.tokenizer))
 
 
 def encode_texts(texts: list[str], teacher: PreparedTeacher, *, max_length: int, cache_dir: Path) -> np.ndarray:

@@ -70,7 +70,7 @@ def reload(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory
 def test_the_default_prompt_begins_every_text_also_after_saving(write: Write, tmp_path: Path) -> None:
     directory = write(config_sentence_transformers=PROMPTS)
     start = load(directory)
-    assert start.notices == [f"texts begin with the prompt 'find a : ' of {directory} (default_prompt_name)"]
+    assert start.notices == [f"texts begin with the prompt 'find a : ' of {directory} (query)"]
     expected = ["[CLS]", "find", "a", ":", "film", "[SEP]"]
     assert ids(start.tokenizer, "film") == expected
     reloaded = reload(start.model, start.tokenizer, tmp_path / "student")
@@ -82,8 +82,7 @@ def test_prompts_that_are_no_default_are_named_and_empty_ones_are_not(write: Wri
     directory = write(config_sentence_transformers={**PROMPTS, "default_prompt_name": None})
     start = load(directory)
     assert start.notices == [
-        f"{directory} has prompts and none of them by default (query 'find a : '): texts are encoded without one, "
-        "unless your data have it"
+        f"{directory} has prompts (query 'find a : '): query begin the texts of a retrieval set, and others have none"
     ]
     assert ids(start.tokenizer, "film") == ["[CLS]", "film", "[SEP]"]
     (directory / "config_sentence_transformers.json").write_text('{"prompts": {"query": "", "document": ""}}')
