@@ -421,6 +421,8 @@ def _check_files(plan: Plan, info: TaskInfo) -> None:
         raise UserError(
             "budget.widths chooses a width within budget.mb or budget.ms: give one of them, or leave it out"
         )
+    if plan.export.layout == "hub" and any(task.info.likelihood != "vector" for task in plan.tasks.values()):
+        raise OptionError("export.layout", "hub", "bundle, because the other libraries read the files of vectors alone")
     of_files = {str(budget): budget.is_set, "export.model2vec=true": plan.export.model2vec}
     of_files |= {_show_lengths(lengths): True} if lengths is not None else {}
     for option, is_given in of_files.items():

@@ -32,7 +32,7 @@ from distill.edge.decode import DECODERS
 from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, describe_sensitivity, measure_forms
 from distill.export.latency import compare_models, time_dev_pass
-from distill.export.onnx import export_model
+from distill.export.onnx import export_model, write_hub
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
 from distill.export.recipe_search import closest, describe
 from distill.export.wheel import write_model2vec
@@ -42,11 +42,11 @@ from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.architectures.modeling_static import StaticPreTrainedModel
-from distill.models.forward import exported_inputs
+from distill.models.forward import exported_inputs, input_names
 from distill.models.sentence_files import prompts_of
 from distill.models.surgery.initialization import Origins
 from distill.models.surgery.layers import Importance
-from distill.models.vectors import save_encoder
+from distill.models.vectors import save_encoder, vector_settings, vector_width
 from distill.records import report
 from distill.records.headline import warn_of_text
 from distill.records.prediction_analysis import write_predictions
@@ -255,6 +255,7 @@ class TaskRun:
         exported = write_bundle(
             directory, model=student, tokenizer=tokenizer, task=self.task, splits=self.data, scores=scores,
             settings=self.plan.export, retrain=retrain, taught_by=self.teacher.scores,
+            space=self.teacher.fingerprint if self._lives_with_teacher(student) else None,
             teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
         )  # fmt: skip
         if any(form["documents"] == "teacher" for row in exported.formats.values() for form in row["vectors"]):
@@ -262,6 +263,10 @@ class TaskRun:
         retention = measure_retention(run.record, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.card())
+        if self.plan.export.layout == "hub":
+            with atomic_directory(self.directory("hub")) as hub:
+                write_model(student, tokenizer, hub, card=self.card(self.task.info.auto_class))
+                write_hub(directory, hub, {name: row["file"] for name, row in exported.formats.items()})
         if self.plan.export.model2vec:
             assert isinstance(student, StaticPreTrainedModel)  # Others are refused before the training.
             with atomic_directory(self.directory("model2vec")) as vectors:
@@ -287,6 +292,15 @@ class TaskRun:
                 baseline.export(bundle, model, scores)
             self.run.update(baseline={**record["baseline"], "export": results["export"]})
             replace_file(directory, "README.md", baseline.card(auto_class))
+
+    def _lives_with_teacher(self, student: PreTrainedModel) -> bool:
+        """Returns whether the vectors of a student were taught to be among its teacher's."""
+        if self.is_baseline or vector_settings(student.config) is None or len(self.teacher.members) > 1:
+            return False
+        objective = self.plan.objective
+        is_taught = objective.names_where(lambda term: term.teaches_space)
+        width = vector_width(self.teacher.model.config)
+        return bool(is_taught) and width == vector_width(student.config) and not objective.dimensions
 
     def _teacher_vectors(self) -> list[dict[str, Any]]:
         """Returns the forms of the teacher's vectors with their metrics, whose documents the student searches too."""
@@ -521,10 +535,18 @@ def save_model(
     The tokenizer is saved with the longest input of this model, which may be less than that of the teacher.
     `card` is its model card.
     """
+    with atomic_directory(directory) as temporary:
+        write_model(model, tokenizer, temporary, card=card)
+
+
+def write_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path, *, card: str | None
+) -> None:
+    """Writes the files of `save_model` into a directory."""
     own = copy.deepcopy(tokenizer)
     own.model_max_length = min(tokenizer.model_max_length, compatibility.longest(model, tokenizer))
-    with atomic_directory(directory) as temporary:
-        save_encoder(model, temporary, prompts_of(tokenizer))
-        own.save_pretrained(temporary)
-        if card is not None:
-            write_text(temporary / "README.md", card)
+    own.init_kwargs["model_input_names"] = own.model_input_names = input_names(model, own)
+    save_encoder(model, directory, prompts_of(tokenizer))
+    own.save_pretrained(directory)
+    if card is not None:
+        write_text(directory / "README.md", card)

@@ -47,6 +47,7 @@ from distill.edge import web
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluation import Columns, evaluate
+from distill.edge.index import Index
 from distill.edge.prediction import RecordError
 from distill.edge.sampling import SIDES, GenerationOptions
 from distill.rows.formats import read_lines
@@ -112,6 +113,7 @@ def _add_uses(parser: argparse.ArgumentParser) -> None:
     """Adds the options of what else a bundle may do."""
     add = parser.add_argument_group(SEARCH, f"options after BUNDLE {SEARCH}, for a bundle of vectors").add_argument
     add("--corpus", type=Path, metavar="FILE", help="the texts among which to search, one on each line")
+    add("--index", type=Path, metavar="PATH", help="the vectors of these texts, an index or .npy")
     add = parser.add_argument_group(
         GENERATE, f"options after BUNDLE {GENERATE}, for a bundle that writes text"
     ).add_argument
@@ -362,7 +364,11 @@ def _search(bundle: Bundle, options: argparse.Namespace) -> None:
     corpus = [line for line in read_lines(options.corpus) if line.strip()]
     if not corpus:
         raise UserError(f"{options.corpus} is empty, expected a text on each line")
-    found = bundle.search(queries, corpus, k=10 if options.top_k is None else options.top_k)
+    index = None if options.index is None else Index.read(options.index)
+    if index is not None and len(index) != len(corpus):
+        raise UserError(f"{options.index} has {len(index):,} vectors, and {options.corpus} {len(corpus):,} texts")
+    k = 10 if options.top_k is None else options.top_k
+    found = bundle.search(queries, corpus if index is None else index, k=k)
     for query, hits in zip(queries, found, strict=True):
         if options.json or options.jsonl:
             results = [{"text": corpus[row], "position": row, "cosine": cosine} for row, cosine in hits]

@@ -326,6 +326,12 @@ class Bundle(Shown):
         return Generator(model, self.tokenizer, settings, cast(Continuations, self.decoder).complete)
 
     @property
+    def space(self) -> str | None:
+        """The fingerprint of the teacher among whose vectors those of the bundle are, the `source` of its indexes."""
+        space: str | None = self.manifest.get("space")
+        return space
+
+    @property
     def prompts(self) -> dict[str, str]:
         """The beginnings of texts by their names, `query` and `document`; none for a bundle without roles of texts."""
         return dict(self.manifest.get("prompts", {}))
@@ -486,8 +492,9 @@ class Bundle(Shown):
     def search(
         self,
         queries: Iterable[str],
-        corpus: Iterable[str] | NDArray[np.floating] | Index,
+        corpus: Iterable[str] | NDArray[np.floating] | Index | None = None,
         *,
+        index: Index | str | Path | None = None,
         k: int = 10,
         rescore: int = RESCORED,
     ) -> list[list[tuple[int, float]]]:
@@ -497,16 +504,29 @@ class Bundle(Shown):
             queries: the texts to search for.
             corpus: texts, or their vectors `[texts, D]` as `encode` returns them, which are computed once so, or an
                 index.
+            index: an index in place of `corpus`, or its path as for `Index.read`, such as one with vectors of the
+                teacher, among which those of this bundle are.
             k: number of texts for each query.
             rescore: in a binary index, `rescore * k` texts are compared again by their vectors in 8 bits; 0 for none.
 
         Raises:
-            UserError: as `encode` and `Index.search` do, and for an index of another bundle.
+            UserError: as `encode`, `Index.read` and `Index.search` do, for an index of another model or width, and for
+                both or neither of corpus and index.
         """
+        if (corpus is None) == (index is None):
+            raise UserError("got both a corpus and an index, or neither: give one of them")
+        if index is not None:
+            corpus = index if isinstance(index, Index) else Index.read(index)
         if isinstance(corpus, Index):
-            if corpus.source not in (None, self._identity()):
+            if corpus.source not in (None, self._identity(), self.space):
                 raise UserError(
-                    f"the index is of another bundle than {self.directory}: make it again with Bundle.index"
+                    f"the index is of another model than {self.directory} and its teacher: make it again with "
+                    "Bundle.index, or with the vectors of the teacher"
+                )
+            if corpus.source is None and corpus.dimensions != self._width():
+                raise UserError(
+                    f"the index has vectors {corpus.dimensions} wide, and those of {self.directory} are "
+                    f"{self._width()} wide: they are of another model"
                 )
             found = corpus.search(self.encode(queries, prompt_name=self._role(QUERY)), k, rescore=rescore)
         else:

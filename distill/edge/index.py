@@ -6,8 +6,9 @@ float32 with the document in 8 bits (Yamada et al., arXiv 2106.00882, section 3.
 place of a learned code, and with 8 bits in place of one in the second step).
 """
 
+import importlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -290,10 +291,54 @@ class Index:
         index._rows, index._scale, index._bits = rows["rows.npy"], rows["scale.npy"], rows.get("bits.npy")
         return index
 
+    @classmethod
+    def read(cls, path: str | Path) -> "Index":
+        """Returns an index of a directory of `save`, or of the vectors in a file that another program wrote.
+
+        Args:
+            path: the directory, or `.npy`, `.parquet` with the column `vector`, or `.faiss` where faiss is installed.
+
+        Raises:
+            UserError: for a file of another type, one that is damaged or has no vectors, and a library that is missing.
+        """
+        file = Path(path)
+        if file.is_dir():
+            return cls.load(file)
+        if (reader := READERS.get(file.suffix)) is None or not file.is_file():
+            raise UserError(f"{file} is no index: expected a directory of Index.save, or {', '.join(READERS)}")
+        try:
+            vectors = reader(file)
+        except ImportError as error:
+            raise UserError(f"{file} needs {error.name}, which is not installed") from error
+        except Exception as error:  # Of any library.
+            raise UserError(f"{file} cannot be read: {first_line(error)}") from error
+        try:
+            return cls(np.asarray(vectors, dtype=np.float32))
+        except (UserError, ValueError) as error:
+            raise UserError(f"{file}: {first_line(error)}") from error
+
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """Returns the arrays of the index by the name of their file."""
         bits = {} if self._bits is None else {"bits.npy": self._bits}
         return {"rows.npy": self._rows, "scale.npy": self._scale, **bits}
+
+
+def _read_parquet(file: Path) -> Vectors:
+    import pyarrow.parquet as pq
+
+    return np.array(pq.read_table(file, columns=["vector"])["vector"].to_pylist(), dtype=np.float32)
+
+
+def _read_faiss(file: Path) -> Vectors:
+    index = importlib.import_module("faiss").read_index(str(file))
+    vectors: Vectors = index.reconstruct_n(0, index.ntotal)
+    return vectors
+
+
+# Of vectors `[n, D]` by the end of the name of a file.
+READERS: dict[str, Callable[[Path], Vectors]] = {
+    ".npy": lambda file: np.load(file, allow_pickle=False), ".parquet": _read_parquet, ".faiss": _read_faiss,
+}  # fmt: skip
 
 
 def check_dimensions(dimensions: int | None, width: int) -> int:

@@ -75,6 +75,7 @@ def write_bundle(
     retrain: Callable[[], PreTrainedModel] | None = None,
     teacher: Mapping[str, Any] | None = None,
     taught_by: Mapping[str, Scores] | None = None,
+    space: str | None = None,
 ) -> Exported:
     """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeSearch`.
 
@@ -84,6 +85,7 @@ def write_bundle(
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
         taught_by: the scores of the teacher by split, of which a student of vectors may search the documents.
+        space: the fingerprint of the teacher, among whose vectors those of the student are; None for others.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
     if isinstance(task, Kind):
@@ -92,6 +94,8 @@ def write_bundle(
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
     manifest.content.update(teacher=teacher, decoding=manifest.content["decoding"] | scores["dev"].decoding)
+    if space is not None:
+        manifest.content["space"] = space
     manifest.write({FLOAT32: fp32.name})
     bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
     scorer = Scorer(bundle, splits, scores, settings, taught_by=taught_by or {})
@@ -196,7 +200,7 @@ def export_float32(
     if settings.vocabulary == "task":
         cut = choose_vocabulary(model, tokenizer, settings, data)
         model, tokenizer = cut.apply(model), cut.tokenizer
-    export_model(model, path, tokenizer=tokenizer, generates=info.writes)
+    export_model(model, path, tokenizer=tokenizer, generates=info.writes, with_states=settings.layout == "hub")
     return model, tokenizer
 
 

@@ -23,10 +23,11 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, Pre
 
 from distill.core.console import logging_only_errors
 from distill.core.errors import UserError
+from distill.core.files import make_directory
 from distill.edge.bundle_files import encoder_file
 from distill.edge.generation import KEPT_LOGITS, PADDING, PAST, PRESENT
 from distill.models.decoding import describe_rules
-from distill.models.forward import POSITIONS, exported_inputs, fills_targets, run_exported, takes_choices
+from distill.models.forward import POSITIONS, exported_inputs, fills_targets, output_logits, run_exported, takes_choices
 from distill.models.surgery.layers import read_positions
 
 OPSET = 20
@@ -57,15 +58,21 @@ class _Logits(_Part):
 
     named = 0
 
-    def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
+    def __init__(self, model: PreTrainedModel, names: Sequence[str], *, with_states: bool = False) -> None:
         super().__init__(model)
-        self.names = names
+        self.names, self.with_states = names, with_states
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return run_exported(self.model, dict(zip(self.names, inputs, strict=True)))
+    def forward(self, *inputs: Tensor) -> Any:
+        named = dict(zip(self.names, inputs, strict=True))
+        if not self.with_states:
+            return run_exported(self.model, named)
+        output = self.model(**named)
+        return output_logits(self.model, output, named["attention_mask"]), output.last_hidden_state
 
 
-def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def export_onnx(
+    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase | None = None, with_states: bool = False
+) -> None:
     """Writes `model` as float32 ONNX: inputs `[B, L]` -> `logits`, with dynamic B and L.
 
     A model that `takes_choices` has inputs `[B, K, L]` and `logits [B, K]`, with dynamic K too. One that
@@ -76,6 +83,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
 
     Args:
         tokenizer: makes the inputs; None for all that the model accepts.
+        with_states: whether an encoder of vectors has the output `last_hidden_state [B, L, H]` too.
     """
     names = exported_inputs(model, tokenizer)
     exported = _copy(model)
@@ -94,7 +102,32 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     example["attention_mask"][1, ..., axes["length"] // 2 :] = 0
     every = {name: (values, dict(enumerate(axes))) for name, values in example.items()}
     every[POSITIONS] = (example[POSITIONS], {0: "tokens"})
-    _save(_Logits(exported, names), {name: every[name] for name in names}, ["logits"], path)
+    module = _Logits(exported, names, with_states=with_states)
+    outputs = ["logits", *(["last_hidden_state"] if with_states else [])]
+    _save(module, {name: every[name] for name in names}, outputs, path)
+
+
+_HUB_FILES = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
+VECTORS = "sentence_embedding"  # The name of `logits` in the files for other libraries.
+
+
+def write_hub(bundle: Path, directory: Path, files: Mapping[str, str]) -> None:
+    """Writes files of a bundle of vectors into the directory of its model, with the name of vectors there.
+
+    Args:
+        files: the file of the bundle for each format.
+    """
+    make_directory(directory / "onnx")
+    for format, name in _HUB_FILES.items():
+        if format not in files:
+            continue
+        model = onnx.load(bundle / files[format])
+        for node in model.graph.node:
+            node.output[:] = [VECTORS if output == "logits" else output for output in node.output]
+            node.input[:] = [VECTORS if value == "logits" else value for value in node.input]
+        for output in model.graph.output:
+            output.name = VECTORS if output.name == "logits" else output.name
+        onnx.save(model, directory / "onnx" / name)
 
 
 def _copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -439,8 +472,15 @@ def _let_logits_be_left_out(path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, generates: bool) -> None:
-    """Writes a model as float32 ONNX, with caches if it writes text (`generates`).
+def export_model(
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    generates: bool,
+    with_states: bool = False,
+) -> None:
+    """Writes a model as float32 ONNX, with caches if it writes text (`generates`), `with_states` as `export_onnx` does.
 
     One that fills the masks of targets has an encoder beside it.
     """
@@ -449,7 +489,7 @@ def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTok
     elif generates:
         export_generator(model, path)
     else:
-        export_onnx(model, path, tokenizer=tokenizer)
+        export_onnx(model, path, tokenizer=tokenizer, with_states=with_states)
 
 
 MAX_NEW_TOKENS = 64  # Where a call gives no number, and the model has no other.

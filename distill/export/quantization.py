@@ -372,6 +372,8 @@ class ExportSettings:
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
         model2vec: whether a static student's vectors are also written as a directory of model2vec.
+        layout: `bundle`, or `hub` for a directory of the student of vectors with `onnx/model.onnx` and
+            `onnx/model_quantized.onnx` too, where sentence-transformers, Optimum and transformers.js look for them.
         dimensions: numbers of first dimensions, increasing, with which the vectors of texts are scored and gated too.
         max_vector_drop: largest drop of the task's metric on dev with which fewer dimensions, and the int8 and binary
             vectors of an index, pass.
@@ -393,6 +395,7 @@ class ExportSettings:
     vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
     model2vec: bool = False
+    layout: Literal["bundle", "hub"] = "bundle"
     dimensions: Dimensions = ()
     max_vector_drop: NonNegativeFloat = 0.03
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None

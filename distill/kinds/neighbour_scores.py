@@ -151,7 +151,7 @@ class NeighbourScores(MeanScoring, VectorScores):
     def _of_teacher(self, scores: Scores) -> np.ndarray:
         if self.vectors is None:
             raise ValueError("the teacher has not encoded the texts yet")
-        return self.vectors[scores.labels.astype(int)]
+        return np.asarray(self.vectors[scores.labels.astype(int)])
 
     def _sides(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """Returns the items that are compared, and those that they are compared with."""

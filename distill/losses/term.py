@@ -131,6 +131,11 @@ class Term(nn.Module):
         """Whether the term brings the teacher's vectors into the student's space, and not the student into theirs."""
         return False
 
+    @property
+    def teaches_space(self) -> bool:
+        """Whether the student learns the teacher's vectors themselves."""
+        return False
+
     def suits(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> bool:
         """Returns whether the term can learn a task of this kind."""
         knows_logits = likelihood in self.likelihoods or not self.reads_logits

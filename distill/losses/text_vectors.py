@@ -62,6 +62,10 @@ class EmbeddingMSE(Term):
     def keeps_space(self) -> bool:
         return self.projection == "pca"
 
+    @property
+    def teaches_space(self) -> bool:
+        return self.targets == "text" and not self.keeps_space
+
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         if student.is_nested and not self.needs_teacher:
             raise UserError(
