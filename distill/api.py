@@ -135,6 +135,7 @@ class Teacher(Shown):
         precision: str = "float32",
         trust_remote_code: bool = False,
         accept_weak: bool = False,
+        prompts: Mapping[str, str] | None = None,
         cache: OutputCache | None = None,
         cache_dir: str | Path | None = None,
         **options: Unpack[AttentionOptions],
@@ -148,6 +149,7 @@ class Teacher(Shown):
             precision: as in `Teacher`, like the arguments below except `trust_remote_code`.
             trust_remote_code: runs Python code that comes with the weights.
             accept_weak: whether it may teach although it is not better on dev than a constant prediction.
+            prompts: beginnings of texts by their names, as in `teachers/pretrained.py`; None for those of its files.
             cache: the rules for caching its outputs.
             cache_dir: holds fine-tuned teachers and outputs.
             options: those of a model for long texts, `attention`, `window`, `global_tokens` and `positions`.
@@ -156,7 +158,7 @@ class Teacher(Shown):
         where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
         weights = Pretrained(
             name=name or Path(name_or_path).name, revision=revision, precision=precision,
-            trust_remote_code=trust_remote_code, **where, **options,
+            trust_remote_code=trust_remote_code, prompts=prompts, **where, **options,
         )  # fmt: skip
         return cls._of(_source(weights, cache, accept_weak=accept_weak), cache_dir)
 

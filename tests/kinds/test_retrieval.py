@@ -341,3 +341,36 @@ def test_queries_with_the_text_of_a_training_query_are_counted(
     notices = " ".join(capsys.readouterr().out.split())
     assert "2 of 3 queries of dev have the same text as one of train (a, 1), so that the scores of dev may" in notices
     assert "queries of test" not in notices
+
+
+def test_a_student_searches_among_the_documents_of_its_teacher_with_the_prompts_of_both_roles(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="needs it, of the extra dev")
+    directory = write_set(tmp_path / "set", documents=40, queries=39)
+    (tmp_path / "encoder").mkdir()
+    toy_bert(len(tokenizer), layers=2, initializer_range=0.3).bert.save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    prompts = {"query": "film ", "document": "a great film "}
+    teacher = d.Teacher.from_pretrained(
+        str(tmp_path / "encoder"), prompts=prompts, accept_weak=True, cache_dir=tmp_path / "cache"
+    )
+    result = d.distill(
+        teacher, d.students.distilbert(depth=1), embedding(directory), directory=tmp_path / "run",
+        trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=1e-3, max_steps=2),
+        export=d.ExportSettings(formats=["fp32"], dimensions=[8]), benchmark=d.BenchmarkSettings(enabled=False),
+    )  # fmt: skip
+    own, among = (
+        [form for form in result.record["export"]["fp32"]["vectors"] if form["documents"] == documents]
+        for documents in ("own", "teacher")
+    )
+    assert len(own) == len(among) == len(result.record["teacher"]["vectors"]) == 5
+    bundle = d.Bundle(tmp_path / "run" / "bundle")
+    assert bundle.prompts == prompts
+    encoder = library.SentenceTransformer(str(tmp_path / "run" / "student"), device="cpu")
+    texts = ["the best film", "no plot"]
+    for name, encode in (("query", encoder.encode_query), ("document", encoder.encode_document)):
+        np.testing.assert_allclose(bundle.encode(texts, prompt_name=name), encode(texts), atol=1e-5)
+    [[(row, cosine)]] = bundle.search(texts[:1], texts, k=1)
+    expected = bundle.encode(texts[:1], prompt_name="query") @ bundle.encode(texts, prompt_name="document").T
+    assert (row, cosine) == (expected.argmax(), pytest.approx(expected.max(), abs=1e-6))
