@@ -10,7 +10,7 @@ nor a negative, as in BEIR's evaluation (`ignore_identical_ids`).
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -267,6 +267,8 @@ def leave_out_own(split: str, judged: dict[int, Gains], own: Mapping[int, int]) 
 
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
+PARQUET = ".parquet"  # Of the files in folders `corpus`, `queries` and `qrels`, as NanoBEIR has them.
+_TEXTS = {"corpus": ("title", "text"), "queries": ("text",)}  # The columns of each file.
 SHOWN = 5  # Ids in a notice.
 LAYOUT = "expected corpus.jsonl, queries.jsonl, and qrels with train.tsv"
 T = TypeVar("T")
@@ -308,14 +310,56 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     Raises:
         UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
     """
-    found = read_judged(source, negatives=negatives)
+    found = read_judged(replace(source, transfer={}), negatives=negatives)
     splits = {"train": found.create_train(found.compare_words() if negatives else None)}
     of_train, first = {group[0] for group in splits["train"]["texts"]}, 0
     for name, judged in found.scored().items():
         found.report_shared(name, of_train)
         splits[name] = _create_split(judged, found.queries, found.corpus, first=first)
         first += len(judged)
-    return found.collect(splits, list_content(splits))
+    return _add_sets(*found.collect(splits, list_content(splits)), source.transfer)
+
+
+def _add_sets(
+    data: LabelledData, judgements: Judgements, transfer: Mapping[str, object]
+) -> tuple[LabelledData, Judgements]:
+    """Returns the data with further sets, each a split with a corpus of its own, and the judgements of all of them.
+
+    A folder of several sets is as many, named by it and by their folders.
+    """
+    splits, gains, documents, own = dict(data.splits), judgements.gains, judgements.documents, dict(judgements.own)
+    for name, directory in _list_sets(transfer).items():
+        corpus, queries = (_read_texts(_find_file(directory, stem), columns) for stem, columns in _TEXTS.items())
+        first, before = len(gains), len(documents)
+        judged = _read_judgements(_find_scored(directory), queries, corpus)
+        itself = find_own(queries, corpus)
+        judged = leave_out_own(name, judged, itself)
+        splits[name] = _create_split(judged, queries, corpus, first=first, before=before)
+        own |= {place: before + itself[query] for place, query in enumerate(judged, first) if query in itself}
+        gains += tuple({before + document: gain for document, gain in of.items()} for of in judged.values())
+        documents += tuple(corpus.numbers)
+    return replace(data, splits=splits), replace(judgements, gains=gains, documents=documents, own=own)
+
+
+def _list_sets(transfer: Mapping[str, object]) -> dict[str, Path]:
+    """Returns the directories of the sets by their names."""
+    found: dict[str, Path] = {}
+    for name, given in transfer.items():
+        directory = Path(str(given)).expanduser()
+        within = [path for path in sorted(directory.glob("*")) if (path / "qrels").is_dir()]
+        found |= {f"{name}-{path.name}": path for path in within} or {name: directory}
+        if not directory.is_dir():
+            raise UserError(f"task.transfer.{name}={directory} is no directory, expected a retrieval set or several")
+    return found
+
+
+def _find_scored(directory: Path) -> Path:
+    """Returns the judgements of a set that is scored alone: those of test, or the first ones that are there."""
+    paths = [*(directory / "qrels" / f"{stem}.tsv" for stem in ("test", "dev")), *sorted(directory.glob("qrels/*"))]
+    path = next((path for path in paths if path.is_file() and path.suffix in (".tsv", PARQUET)), None)
+    if path is None:
+        raise UserError(f"{directory / 'qrels'} has no judgements, expected test.tsv or a file of Parquet")
+    return path
 
 
 def read_judged(source: TableSource, *, negatives: int = 0) -> "JudgedTexts":
@@ -364,6 +408,7 @@ def _check_directory(source: TableSource) -> Path:
 
 def _find_file(directory: Path, stem: str) -> Path:
     paths = [path for suffix in SUFFIXES if (path := directory / f"{stem}{suffix}").is_file()]
+    paths += sorted((directory / stem).glob(f"*{PARQUET}"))
     if len(paths) != 1:
         found = " and ".join(path.name for path in paths) or f"no {stem}.jsonl"
         advice = "move one of them away" if paths else LAYOUT
@@ -410,11 +455,7 @@ def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
 def _read_judgements(path: Path, queries: IdTexts, corpus: IdTexts) -> dict[int, Gains]:
     """Returns the gains of every query with a relevant document, by the number of the query."""
     judged: dict[int, dict[int, int]] = {}
-    with closing(read_fields(path)) as rows:
-        _, names = next(rows)
-        if tuple(names) != HEADER:
-            first = repr("\t".join(names)[:60])
-            raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")
+    with closing(_read_rows(path)) as rows:
         for number, (query_id, document_id, score) in rows:
             query, document = _look_up(query_id, queries, path, number), _look_up(document_id, corpus, path, number)
             gains = judged.setdefault(query, {})
@@ -432,6 +473,22 @@ def _read_judgements(path: Path, queries: IdTexts, corpus: IdTexts) -> dict[int,
     if not found:
         raise UserError(f"{path} has no query with a relevant document, expected scores above 0")
     return found
+
+
+def _read_rows(path: Path) -> Generator[tuple[int, Sequence[str]]]:
+    """Yields the number and the fields of each judgement; in Parquet those without a score have the score 1."""
+    if path.suffix == PARQUET:
+        table = sources.read_file(path, HEADER)
+        check_columns(table, [(name,) for name in HEADER[:2]], LAYOUT)
+        columns = [table.columns.get(name, ["1"] * len(table)) for name in HEADER]
+        yield from enumerate(([str(value) for value in row] for row in zip(*columns, strict=True)), 1)
+        return
+    with closing(read_fields(path)) as rows:
+        _, names = next(rows)
+        if tuple(names) != HEADER:
+            first = repr("\t".join(names)[:60])
+            raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")
+        yield from rows
 
 
 def _look_up(name: str, texts: IdTexts, path: Path, line: int) -> int:
@@ -608,10 +665,13 @@ class JudgedTexts:
         return found
 
 
-def _create_split(judged: Mapping[int, Gains], queries: IdTexts, corpus: IdTexts, *, first: int) -> Split:
+def _create_split(
+    judged: Mapping[int, Gains], queries: IdTexts, corpus: IdTexts, *, first: int, before: int = 0
+) -> Split:
     """Returns the queries, which have numbers from `first` on, and the corpus, each a group of one text.
 
-    A label is the number of a query, or `-1 - d` for the document with the number `d`. A query is followed by its
+    A label is the number of a query, or `-1 - d` for the document with the number `d`, `before` being that of the first
+    one. A query is followed by its
     relevant documents, as far as they are not there yet, so that any beginning of a split has both.
     """
     groups, labels, remaining = [], [], dict.fromkeys(range(len(corpus.texts)))
@@ -619,7 +679,7 @@ def _create_split(judged: Mapping[int, Gains], queries: IdTexts, corpus: IdTexts
     def add(document: int) -> None:
         if corpus.texts[document]:
             groups.append([corpus.texts[document]])
-            labels.append(-1 - document)
+            labels.append(-1 - before - document)
 
     for number, (query, gains) in enumerate(judged.items(), first):
         groups.append([queries.texts[query]])

@@ -189,14 +189,24 @@ def transfer_table(record: Record) -> list[tuple[str, ...]]:
     models = {"student (torch)": "student"} if record["student"] else {}
     models |= {f"{exported} {format}": format for format in record["export"]}
     sets = [results.split, *further]
-    teachers = [results.measure("teacher", name) for name in sets]
+    means = [f"mean of {len(further)} sets"] if len(further) > 1 else []
+    teachers = _with_mean([results.measure("teacher", name) for name in sets])
     columns = {
-        "set": sets, "examples": [f"{sizes[name]:,}" for name in sets], whole: list(map(format_spread, teachers)),
+        "set": sets + means, "examples": [f"{sizes[name]:,}" for name in sets] + [""] * len(means),
+        whole: list(map(format_spread, teachers)),
     }  # fmt: skip
     for header, model in models.items():
-        values = [results.measure(model, name) for name in sets]
+        values = _with_mean([results.measure(model, name) for name in sets])
         columns[header] = [_with_share(*pair, results.unit) for pair in zip(values, teachers, strict=True)]
     return _list_rows(columns)
+
+
+def _with_mean(values: list[Spread | None]) -> list[Spread | None]:
+    """Returns metrics of the split of the verdict and of further sets, of several of them with their mean behind."""
+    further = [value["mean"] for value in values[1:] if value is not None]
+    if len(values) < 3:
+        return values
+    return [*values, Spread(mean=sum(further) / len(further), std=None) if len(further) == len(values) - 1 else None]
 
 
 def _with_share(value: Spread | None, teacher: Spread | None, unit: Unit) -> str:
@@ -410,7 +420,7 @@ def transfer_sentences(record: Record) -> list[str]:
     """Returns one sentence for each set that selected nothing: the metric of every model on it."""
     header, *rows = transfer_table(record) or [()]
     return [
-        f"On {name} ({examples} examples): "
+        f"On {name}{f' ({examples} examples)' if examples else ''}: "
         + ", ".join(f"{model} {value}" for model, value in zip(header[2:], values, strict=True))
         for name, examples, *values in rows[1:]
     ]

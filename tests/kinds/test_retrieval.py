@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -341,6 +343,39 @@ def test_queries_with_the_text_of_a_training_query_are_counted(
     notices = " ".join(capsys.readouterr().out.split())
     assert "2 of 3 queries of dev have the same text as one of train (a, 1), so that the scores of dev may" in notices
     assert "queries of test" not in notices
+
+
+def write_nano(directory: Path, source: Path) -> None:
+    """Writes a set again as NanoBEIR has it: Parquet in folders, and judgements without scores."""
+    rows = {
+        "corpus": [
+            json.loads(line) for line in gzip.decompress((source / "corpus.jsonl.gz").read_bytes()).splitlines()
+        ],
+        "queries": [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()],
+    }
+    lines = [line.split("\t") for line in (source / "qrels" / "test.tsv").read_text().splitlines()[1:]]
+    rows["qrels"] = [{"query-id": query, "corpus-id": document} for query, document, _ in lines]
+    for name, table in rows.items():
+        (directory / name).mkdir(parents=True)
+        content = [{key: str(value) for key, value in row.items()} for row in table]
+        pq.write_table(pa.Table.from_pylist(content), directory / name / "train-00000-of-00001.parquet")
+
+
+def test_further_sets_of_a_folder_have_corpora_of_their_own(directory: Path, tmp_path: Path) -> None:
+    write_nano(tmp_path / "sets" / "first", directory)
+    write_set(tmp_path / "sets" / "second", documents=30, queries=20)
+    data = embedding(directory, transfer={"nano": str(tmp_path / "sets")}).read(tmp_path)
+    assert data.sizes() == {"train": 28, "dev": 4 + 60, "test": 6 + 60, "nano-first": 6 + 60, "nano-second": 6 + 30}
+    judgements = data.scoring.data
+    for name in ("test", "nano-first", "nano-second"):
+        split = data.splits[name]
+        texts = {int(label): text for [text], label in zip(split["texts"], split.labels.tolist(), strict=True)}
+        relevant = [texts[-1 - document] for label in texts if label >= 0 for document in judgements.gains[label]]
+        vectors = np.array([[float(len(text)), 1.0, index] for index, text in enumerate(texts.values())], np.float32)
+        columns = data.scoring.condense(Scores({"logits": vectors}, split.labels, np.arange(len(split)))).columns
+        assert (len(relevant), len(columns["ndcg@10"])) == (12, 6)
+    with pytest.raises(UserError, match=r"task.transfer.nano=.*nowhere is no directory, expected a retrieval set or s"):
+        embedding(directory, transfer={"nano": str(tmp_path / "nowhere")}).read(tmp_path)
 
 
 def test_a_student_searches_among_the_documents_of_its_teacher_with_the_prompts_of_both_roles(
