@@ -252,11 +252,12 @@ class TaskRun:
             f"{' '.join(['Exporting', *names])} to ONNX, and quantizing until a file passes its gate on "
             f"{', '.join(scores)}"
         )
+        shown = None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]}
+        space = {"space": self.teacher.fingerprint} if self._lives_with_teacher(student) else {}
         exported = write_bundle(
             directory, model=student, tokenizer=tokenizer, task=self.task, splits=self.data, scores=scores,
             settings=self.plan.export, retrain=retrain, taught_by=self.teacher.scores,
-            space=self.teacher.fingerprint if self._lives_with_teacher(student) else None,
-            teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
+            entries={"teacher": shown, **space},
         )  # fmt: skip
         if any(form["documents"] == "teacher" for row in exported.formats.values() for form in row["vectors"]):
             run.update(teacher={**run.record["teacher"], "vectors": self._teacher_vectors()})

@@ -43,6 +43,7 @@ COMPARED = 256  # Examples on which a file with another vocabulary is compared w
 FP32_LOGIT_DIFF = 1e-3
 INPUTS = ("input_ids", "attention_mask")  # Of a model that writes text.
 WRITTEN = 32  # Texts that are written between two lines of progress.
+DIFFERS = gate.GateVerdict(gate.FAILED, "its logits are not those of the model in torch")
 Texts = dict[str, list[Mapping[str, Any]]]
 
 
@@ -73,9 +74,8 @@ def write_bundle(
     scores: Mapping[str, Scores],
     settings: ExportSettings,
     retrain: Callable[[], PreTrainedModel] | None = None,
-    teacher: Mapping[str, Any] | None = None,
     taught_by: Mapping[str, Scores] | None = None,
-    space: str | None = None,
+    entries: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Writes a bundle to `directory`: the float32 file, and those of the other formats, int8 by a `RecipeSearch`.
 
@@ -83,26 +83,21 @@ def write_bundle(
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
-        teacher: the name and the metrics of the teacher, to be shown beside those of the student.
         taught_by: the scores of the teacher by split, of which a student of vectors may search the documents.
-        space: the fingerprint of the teacher, among whose vectors those of the student are; None for others.
+        entries: of bundle.json: `teacher`, its name and metrics to be shown beside those of the student, and `space`,
+            its fingerprint where the vectors of the student are among its own.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-    if isinstance(task, Kind):
-        splits = task.prompted(splits, tokenizer)
+    splits = _begin(task, splits, tokenizer)
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
-    manifest.content.update(teacher=teacher, decoding=manifest.content["decoding"] | scores["dev"].decoding)
-    if space is not None:
-        manifest.content["space"] = space
+    decoding = manifest.content["decoding"] | scores["dev"].decoding
+    manifest.content.update({"teacher": None, **(entries or {})}, decoding=decoding)
     manifest.write({FLOAT32: fp32.name})
     bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
     scorer = Scorer(bundle, splits, scores, settings, taught_by=taught_by or {})
-    fp32_scores = scorer.score_splits(fp32)
-    if is_cut:
-        scorer = scorer.marking_reread(fp32_scores)
-        fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
+    scorer, fp32_scores = _score_float32(scorer, fp32, is_cut=is_cut)
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     files, attempts = _quantize(fp32, scorer, retrained)
     files |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in files], scorer)
@@ -113,14 +108,21 @@ def write_bundle(
     manifest.write({name: entry.file for name, entry in files.items()})  # A bundle with them reads plain texts.
     texts = {name: scorer.predict_texts(name) for name in files}
     formats = {name: scorer.describe(entry, file_scores[name], texts[name]) for name, entry in files.items()}
-    differs = is_cut and not scorer.equals(fp32, exported)
-    if differs or not is_cut:
-        other = gate.GateVerdict(gate.FAILED, "its logits are not those of the model in torch")
-        verdict = other if differs else gate.judge_float32(formats[FLOAT32], settings)
+    if not is_cut or not scorer.equals(fp32, exported):
+        verdict = DIFFERS if is_cut else gate.judge_float32(formats[FLOAT32], settings)
         formats[FLOAT32]["gate"], formats[FLOAT32]["reason"] = verdict
     manifest.content.update(_summarize(formats))
     manifest.write({name: entry.file for name, entry in files.items()})
     return Exported(formats, attempts, file_scores, texts)
+
+
+def _score_float32(scorer: "Scorer", path: Path, *, is_cut: bool) -> "tuple[Scorer, dict[str, Scores]]":
+    """Returns the scores of the float32 file, and a scorer that marks the items which a cut vocabulary reads anew."""
+    scores = scorer.score_splits(path)
+    if not is_cut:
+        return scorer, scores
+    scorer = scorer.marking_reread(scores)
+    return scorer, {split: scorer.mark(split, of_split) for split, of_split in scores.items()}
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,17 @@ class Manifest:
         write_json(self.directory / "bundle.json", self.content)
 
 
+def _begin(task: Task, splits: Data, tokenizer: PreTrainedTokenizerBase) -> Data:
+    """Returns the splits whose texts begin with the prompts of the tokenizer, where they have roles."""
+    begun: Data = task.prompted(splits, tokenizer) if isinstance(task, Kind) else splits
+    return begun
+
+
 def wrap_file(
     directory: Path, file: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
 ) -> None:
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
-    splits = task.prompted(splits, tokenizer) if isinstance(task, Kind) else splits
+    splits = _begin(task, splits, tokenizer)
     for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
     manifest = Manifest.create(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)

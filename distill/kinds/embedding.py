@@ -35,7 +35,6 @@ from distill.data import tokenization
 from distill.data.batches import TokenizedExamples, scoring_steps
 from distill.data.pool import USUAL
 from distill.data.retrieval import IS_QUERY, GroupColumns
-from distill.data.sources import read_file
 from distill.data.splits import LabelledData, Split, text_split
 from distill.edge.index import ROLES
 from distill.kinds import labelled_rows
@@ -344,13 +343,7 @@ class Embedding(Kind):
         negatives_by: Literal["tfidf", "teacher"] = "tfidf",
         **options: Unpack[labelled_rows.DataOptions],
     ) -> None:
-        two, has_texts = labelled_rows.column_names(text), has_text_files(options.get("data_dir"))
-        is_alone = has_texts or len(two) == 1  # Texts without judgements.
-        names: tuple[str, ...] = tuple(metrics)
-        if is_alone and set(names) == set(CORRELATIONS):
-            names = (OVERLAP, COSINE)
-        if has_texts:
-            two = (USUAL,)
+        two, names = _choose_columns(labelled_rows.column_names(text), tuple(metrics), options.get("data_dir"))
         self._scoring = _scoring(names, pooling, normalize, negatives=negatives, language=language)
         if cross_encoder is not None and not self._scoring.scores_pairs and not negatives:
             expected = "negatives=1 beside it, because all pairs of a retrieval set are positive"
@@ -358,11 +351,6 @@ class Embedding(Kind):
         if negatives_by == "teacher" and not negatives:
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
-        if len(two) != 2 and not is_alone:
-            raise OptionError("text", show_value(two), "the two columns of a pair; train_text names others")
-        if is_alone and not self._scoring.needs_teacher:
-            expected = f"[{OVERLAP},{COSINE}] for single texts, which have no scores"
-            raise OptionError("metrics", show_value(list(metrics)), expected)
         self.columns = GroupColumns(
             text=two, label=labelled_rows.column_names(label),
             train_text=two if train_text is None else labelled_rows.column_names(train_text),
@@ -373,8 +361,7 @@ class Embedding(Kind):
         self.source = labelled_rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, options=options,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
-            suffixes=(*SUFFIXES, TEXT_SUFFIX) if is_alone else SUFFIXES,
-            read_file=read_lines if is_alone else read_file,
+            **({"suffixes": (*SUFFIXES, TEXT_SUFFIX), "read_file": read_lines} if self._scoring.needs_teacher else {}),
         )  # fmt: skip
         pool = labelled_rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
         super().__init__(name, max_length, builtin=options.get("builtin", False), pool=pool)
@@ -477,6 +464,27 @@ def _begin(split: Split, prompts: Sequence[str]) -> Split:
     return split.with_columns(
         texts=[[prompts[number > 0] + text for number, text in enumerate(group)] for group in split["texts"]]
     )
+
+
+def _choose_columns(
+    text: tuple[str, ...], metrics: tuple[str, ...], data_dir: object
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the columns of texts and the metrics; single texts have those that need no score.
+
+    Raises:
+        OptionError: for another number of columns, and for metrics that single texts have not.
+    """
+    columns = (USUAL,) if has_text_files(data_dir) else text
+    if len(columns) > 2:
+        raise OptionError("text", show_value(text), "the two columns of a pair; train_text names others")
+    if len(columns) == 2:
+        return columns, metrics
+    if set(metrics) == set(CORRELATIONS):
+        metrics = (OVERLAP, COSINE)
+    if set(metrics) != {OVERLAP, COSINE}:
+        expected = f"[{OVERLAP},{COSINE}] for single texts, which have no scores"
+        raise OptionError("metrics", show_value(list(metrics)), expected)
+    return columns, metrics
 
 
 def _scoring(

@@ -178,7 +178,10 @@ def test_rows_that_cannot_be_read_are_named(changes: dict[str, Any], expected: s
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"text": "sentence"}, "got text=.*sentence.*, expected the two columns of a pair; train_text names others"),
+        (
+            {"text": ["one", "two", "three"]},
+            "got text=.*three.*, expected the two columns of a pair; train_text names others",
+        ),
         ({"metrics": ["f1"]}, "expected a list of some of spearman, pearson"),
         ({"normalize": "yes"}, "got normalize=yes, expected true or false"),
     ],

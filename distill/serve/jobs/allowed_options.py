@@ -354,7 +354,7 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("teacher.bilstm.", VALUE, "dropout hidden_dim layers pooling"),
     ("teacher.contrastive.", VALUE, "batch_size epochs learning_rate pairs seed"),
     ("teacher.cache.", VALUE, "enabled hidden max_gb draws top_k"),
-    ("teacher.", TEXT, "answers labels hypothesis prompt"),
+    ("teacher.", TEXT, "answers labels hypothesis prompt prompt_name prompts"),
     ("teacher.", NAME, "name"),
     ("teacher.", TEACHER, "path paths paths.* encoder tokenizer"),
     ("teacher.", DATA, "texts"),
@@ -363,8 +363,8 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     # The student and its losses
     ("student.", VALUE,
      "attention bucket_dim buckets chunk chunk_overlap chunk_pooling classifier_dim decoder_depth depth dilations "
-     "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
-     "prune_share prune_steps share smoothing table tag_width token_dropout widths window"),
+     "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions "
+     "projection prune prune_share prune_steps share smoothing table tag_width token_dropout widths window"),
     ("student.general.", VALUE, "batch_size documents learning_rate max_length passes tokens"),
     ("student.general.", DATA, "corpus"),
     ("student.", NAME, "name"),
@@ -392,7 +392,7 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("adapt.", TEXT, "add_words"),
     # The bundle
     ("export.", VALUE,
-     "abstain calibration dimensions enabled formats max_batch_diff max_drop max_ece_rise max_probability_diff "
+     "abstain calibration dimensions enabled formats layout max_batch_diff max_drop max_ece_rise max_probability_diff "
      "max_vector_drop min_agreement model2vec qat_epochs recipes search_evaluations target vocabulary"),
     ("export.", replace(DATA, words=()), "vocabulary_texts"),
     ("benchmark.", VALUE, "batches dev_pass enabled lengths max_lengths seconds teacher threads"),
