@@ -13,7 +13,7 @@ from distill.core.errors import OptionError, UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.surgery.initialization import Origins, encode_pieces
-from distill.models.vectors import AUTO
+from distill.models.vectors import AUTO, vector_width
 
 from .bilstm import describe_texts, find_class
 
@@ -57,7 +57,7 @@ def from_teacher(
         UserError: for an option out of range, a task without a head, other pooling, and pairs without a separator.
     """
     _check_table(dim, buckets)
-    student_class, width = _find_class(task), int(teacher.config.hidden_size)
+    student_class, width = _find_class(task), vector_width(teacher.config)
     student = student_class(StaticConfig(
         vocab_size=teacher.config.vocab_size, embedding_dim=min(dim or width, width), buckets=buckets,
         bucket_dim=bucket_dim, classifier_dim=classifier_dim, dropout=dropout, token_dropout=token_dropout,

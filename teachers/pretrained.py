@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.core import storage
-from distill.core.errors import UnreachableError, UserError
+from distill.core.errors import OptionError, UnreachableError, UserError
 from distill.core.files import is_full_disk
+from distill.core.options import show_value
 from distill.models.loading import ENCODER, OF_TEXTS, Start, find_directory, has_tokenizer, load_directory, read_width
 from distill.models.sentence_files import prompts_of, read_sentence_files, set_prompts
 from distill.models.surgery.long_texts import Attention, LongTexts, lengthen
@@ -56,6 +57,10 @@ class Pretrained:
         check_precision(precision)
         if (answers is None) != (prompt is None) or (answers is not None and len(answers) != 2):
             raise UserError("teacher.answers=[yes,no] and teacher.prompt belong together: give both, or neither")
+        if prompts is not None and not (
+            isinstance(prompts, Mapping) and all(isinstance(text, str) for item in prompts.items() for text in item)
+        ):
+            raise OptionError("teacher.prompts", show_value(prompts), "texts by their names, or null")
         self.answers, self.prompt = answers, prompt
         self.prompts, self.prompt_name = prompts, prompt_name
         self.long_texts = LongTexts("teacher", attention, window, global_tokens, positions)
@@ -118,7 +123,7 @@ class Pretrained:
         """Returns a digest of configuration, tokenizer, weights and code. A file is read again if it has changed."""
         directory, digest = self.locate(), hashlib.sha256()
         # The modules of sentence-transformers have folders of their own.
-        for path in sorted([*directory.iterdir(), *directory.glob("*_*/config.json")]):
+        for path in sorted([*directory.iterdir(), *directory.glob("*_*/*.json"), *directory.glob("*_*/*.safetensors")]):
             if path.suffix in (".json", ".txt", ".model", ".safetensors", ".py"):
                 digest.update(str(path.relative_to(directory)).encode())
                 digest.update(self._digest(path))

@@ -219,7 +219,9 @@ class Student(Shown):
         own = vector_settings(model.config)
         configure(model, task.info.model_settings)
         if task.info.likelihood == "vector":
-            follows = own in (None, vector_settings(teacher.config)) and attention_width(model) is not None
+            is_new = not isinstance(self.build, PreTrainedModel) and not self.has_option("path")
+            follows = is_new and self.option("chunk") is None and attention_width(model) is not None
+            follows = follows and own in (None, vector_settings(teacher.config))
             pooling = task.info.model_settings[VECTOR_SETTINGS]["pooling"]
             inherit_vectors(model, teacher, pooling, follows=follows, width=self.space)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
@@ -423,7 +425,12 @@ def _check_files(plan: Plan, info: TaskInfo) -> None:
         )
     if plan.export.layout == "hub" and any(task.info.likelihood != "vector" for task in plan.tasks.values()):
         raise OptionError("export.layout", "hub", "bundle, because the other libraries read the files of vectors alone")
+    if plan.export.layout == "hub" and plan.export.vocabulary == "task":
+        raise OptionError(
+            "export.layout", "hub", "bundle, because export.vocabulary=task renumbers the pieces of a file"
+        )
     of_files = {str(budget): budget.is_set, "export.model2vec=true": plan.export.model2vec}
+    of_files["export.layout=hub"] = plan.export.layout == "hub"
     of_files |= {_show_lengths(lengths): True} if lengths is not None else {}
     for option, is_given in of_files.items():
         if is_given and not plan.exports:

@@ -40,6 +40,7 @@ from distill.models.loading import find_head, without_warnings
 from distill.models.surgery.embeddings import fit_ridge
 from distill.models.surgery.initialization import GeneralSettings, names_general
 from distill.models.surgery.layers import Importance, Sizes, list_layers, narrow, share_out, take_strongest
+from distill.models.vectors import load_layers, save_encoder
 from distill.records.run import Run
 from distill.teachers.language_modeling import GeneralStage
 from distill.teachers.source import TeacherSource
@@ -530,6 +531,7 @@ class Pruner:
         auto_class = getattr(transformers, self.task_run.task.info.auto_class)
         with without_warnings():
             student: PreTrainedModel = auto_class.from_pretrained(directory / STUDENT, dtype=torch.float32)
+        load_layers(student, directory / STUDENT)
         return student
 
 
@@ -557,7 +559,7 @@ def _describe(model: PreTrainedModel, step: int, layers: Sequence[int], *, remov
 
 def _save(student: PreTrainedModel, directory: Path) -> None:
     with atomic_directory(directory / STUDENT) as temporary:
-        student.save_pretrained(temporary)
+        save_encoder(student, temporary)
 
 
 def _count_in_layers(student: PreTrainedModel) -> int:

@@ -259,7 +259,7 @@ class TaskRun:
             settings=self.plan.export, retrain=retrain, taught_by=self.teacher.scores,
             entries={"teacher": shown, **space},
         )  # fmt: skip
-        if any(form["documents"] == "teacher" for row in exported.formats.values() for form in row["vectors"]):
+        if any(form["documents"] == "teacher" for row in exported.formats.values() for form in row.get("vectors", ())):
             run.update(teacher={**run.record["teacher"], "vectors": self._teacher_vectors()})
         retention = measure_retention(run.record, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)

@@ -30,6 +30,7 @@ from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.surgery.initialization import Origins
 from distill.models.surgery.layers import Importance
+from distill.models.vectors import vector_settings
 from distill.models.wrappers import heads_of, share_encoder
 from distill.records.run import Run
 from distill.teachers.output_cache import Cached, digest_tensors, library_versions
@@ -110,6 +111,7 @@ class SharedBaseline:
         key = entry_key(
             "baselines", _FORMAT, library_versions(), digest_tensors(start), module.objective.record(),
             plan.trainer.key(), module.scoring.metric, [module.total_steps, module.frozen_steps], data,
+            *filter(None, (vector_settings(model.config) for model in heads_of(module.student).values())),
         )  # fmt: skip
         return cls(plan.cache_dir / "baselines" / f"{plan.tasks.name}-{key[:16]}")
 

@@ -310,7 +310,7 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     Raises:
         UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
     """
-    found = read_judged(replace(source, transfer={}), negatives=negatives)
+    found = read_judged(source, negatives=negatives)
     splits = {"train": found.create_train(found.compare_words() if negatives else None)}
     of_train, first = {group[0] for group in splits["train"]["texts"]}, 0
     for name, judged in found.scored().items():
@@ -370,10 +370,6 @@ def read_judged(source: TableSource, *, negatives: int = 0) -> "JudgedTexts":
     Raises:
         UserError: as `read_retrieval` does.
     """
-    if source.transfer:
-        raise UserError(
-            "task.transfer is for rows, and a retrieval set has its splits in qrels: name them in task.splits"
-        )
     directory = _check_directory(source)
     corpus = _read_texts(_find_file(directory, "corpus"), ("title", "text"))
     queries = _read_texts(_find_file(directory, "queries"), ("text",))

@@ -113,7 +113,7 @@ def _add_uses(parser: argparse.ArgumentParser) -> None:
     """Adds the options of what else a bundle may do."""
     add = parser.add_argument_group(SEARCH, f"options after BUNDLE {SEARCH}, for a bundle of vectors").add_argument
     add("--corpus", type=Path, metavar="FILE", help="the texts among which to search, one on each line")
-    add("--index", type=Path, metavar="PATH", help="the vectors of these texts, an index or .npy")
+    add("--index", type=Path, metavar="PATH", help="the vectors of these texts: an index or a file")
     add = parser.add_argument_group(
         GENERATE, f"options after BUNDLE {GENERATE}, for a bundle that writes text"
     ).add_argument

@@ -460,6 +460,16 @@ class Bundle(Shown):
         """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
         return fingerprint(self.manifest["files"])
 
+    def _read_index(self, path: Path) -> Index:
+        """Returns the index of a path; raises UserError for vectors of another width in a file that says no more."""
+        index = Index.read(path)
+        if path.is_file() and index.dimensions != self._width():
+            raise UserError(
+                f"the index has vectors {index.dimensions} wide, and those of {self.directory} are {self._width()} "
+                "wide: they are of another model"
+            )
+        return index
+
     def _role(self, name: str) -> str | None:
         """Returns the name of the prompt of queries or documents, None where they have none."""
         return name if name in self.prompts else None
@@ -516,17 +526,12 @@ class Bundle(Shown):
         if (corpus is None) == (index is None):
             raise UserError("got both a corpus and an index, or neither: give one of them")
         if index is not None:
-            corpus = index if isinstance(index, Index) else Index.read(index)
+            corpus = index if isinstance(index, Index) else self._read_index(Path(index))
         if isinstance(corpus, Index):
             if corpus.source not in (None, self._identity(), self.space):
                 raise UserError(
                     f"the index is of another model than {self.directory} and its teacher: make it again with "
                     "Bundle.index, or with the vectors of the teacher"
-                )
-            if corpus.source is None and corpus.dimensions != self._width():
-                raise UserError(
-                    f"the index has vectors {corpus.dimensions} wide, and those of {self.directory} are "
-                    f"{self._width()} wide: they are of another model"
                 )
             found = corpus.search(self.encode(queries, prompt_name=self._role(QUERY)), k, rescore=rescore)
         else:

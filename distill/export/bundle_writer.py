@@ -228,7 +228,7 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         "dimensions",
         "precision",
         "rescore",
-        "index",
+        "documents",
         "gate",
         "kept",
     )  # Of the smaller forms of the vectors of a file.

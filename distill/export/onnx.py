@@ -67,7 +67,8 @@ class _Logits(_Part):
         if not self.with_states:
             return run_exported(self.model, named)
         output = self.model(**named)
-        return output_logits(self.model, output, named["attention_mask"]), output.last_hidden_state
+        mask = named.get("attention_mask", torch.ones_like(named["input_ids"]))  # A FNet takes none.
+        return output_logits(self.model, output, mask), output.last_hidden_state
 
 
 def export_onnx(

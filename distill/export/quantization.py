@@ -81,6 +81,8 @@ class RecipeInput:
         """The largest absolute value of each channel of the inputs of the products, on the calibration text."""
         model = self.graph()
         names = sorted({product.source for product in graph.find_products(model)})
+        if not names:  # As in an LSTM alone; a run of no outputs would return all of them.
+            return {}
         model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
         path = self.fp32.with_suffix(".activations")
         graph.save(model, path)

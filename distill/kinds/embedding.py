@@ -84,7 +84,8 @@ def cached_outputs(
     examples = TokenizedExamples(tokens, start.tokenizer)
     if cache_dir is None:
         return _compute_outputs(start, examples, name)
-    files = {path.name: hash_file(path) for path in sorted(source.glob("*.safetensors"))}
+    weights = sorted([*source.glob("*.safetensors"), *source.glob("*_*/*.safetensors")])
+    files = {str(path.relative_to(source)): hash_file(path) for path in weights}
     config = hash_file(source / "config.json")
     key = entry_key("frozen_outputs", FORMAT, tokens.digest, files, config, vector_settings(start.model.config))
     directory = cache_dir / "frozen_outputs" / key[:20]
@@ -289,7 +290,7 @@ class Embedding(Kind):
             become groups of that text, a text of the first class and one of the second class.
         metrics: spearman or pearson, the correlation of cosines and scores of pairs. Or ndcg@10, recall@10, recall@100
             and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. Or
-            translations: dev has pairs without a score, and each text is to be nearest to its own
+            accuracy of translations: dev has pairs without a score, and each text is to be nearest to its own
             translation among all of its language. Texts alone, of a text file with one on each line or of the one
             column `text`, have overlap@10 and cosine, which compare the student with its teacher. The first one selects
             checkpoints.

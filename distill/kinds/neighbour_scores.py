@@ -18,7 +18,7 @@ from distill.data.splits import LabelledData, Split, create_data
 from distill.edge.index import find_nearest, normalize, similarity
 from distill.kinds.scoring import MeanScoring
 from distill.kinds.vector_scores import COSINE, VectorScores
-from distill.rows.columns import Table
+from distill.rows.columns import SUFFIXES, Table
 
 OVERLAP = "overlap@10"
 NEAREST = 10
@@ -42,9 +42,12 @@ def read_lines(path: Path, wanted: Collection[str]) -> Table:
 
 
 def has_text_files(data_dir: object) -> bool:
-    """Returns whether a source is a text file, or a directory of such files."""
+    """Returns whether a source is a text file, or a directory of such files with the names of splits or roles alone."""
     path = Path(str(data_dir)).expanduser()
-    return path.suffix == TEXT_SUFFIX or (path.is_dir() and any(path.glob(f"*{TEXT_SUFFIX}")))
+    if path.suffix == TEXT_SUFFIX or not path.is_dir():
+        return path.suffix == TEXT_SUFFIX
+    has_tables = any(file.name.endswith(SUFFIXES) for file in path.iterdir())
+    return not has_tables and any((path / f"{stem}{TEXT_SUFFIX}").is_file() for stem in (*_ROLES, "train"))
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,13 @@ class NeighbourScores(MeanScoring, VectorScores):
             numbers = np.full(len(groups), np.nan) if name == "train" else np.arange(first, first + len(groups))
             first += 0 if name == "train" else len(groups)
             splits[name] = group_split(groups, numbers.astype(np.float32), **further)
-            if name != "train" and len(groups) <= NEAREST:
+            is_query = further.get(IS_QUERY, np.zeros(len(groups), dtype=bool))
+            if name != "train" and (
+                (others := int((~is_query).sum())) <= NEAREST or (further and others == len(groups))
+            ):
+                shown = f"{len(groups) - others} queries and {others} documents" if further else f"{others} texts"
                 raise UserError(
-                    f"{table.source} has {len(groups)} different texts in {name}, expected more than {NEAREST}, whose "
-                    "nearest ones are compared: give more texts"
+                    f"{table.source} has {shown} in {name}, expected more than {NEAREST} that are near: give more texts"
                 )
         scored = [split for name, split in splits.items() if name != "train"]
         roles = np.concatenate([split[IS_QUERY] for split in scored]) if IS_QUERY in splits["dev"].columns else None
@@ -167,7 +173,7 @@ def _find(vectors: np.ndarray, queries: np.ndarray, documents: np.ndarray) -> np
     _, nearest = find_nearest(vectors[queries], vectors[documents], NEAREST + 1)
     items = documents[nearest]
     others = np.argsort(items == queries[:, None], axis=1, kind="stable")  # The query itself comes last.
-    return np.take_along_axis(items, others, axis=1)[:, : min(NEAREST, len(documents) - 1)]
+    return np.take_along_axis(items, others, axis=1)[:, :NEAREST]
 
 
 def _list_missing(directory: Path) -> list[str]:

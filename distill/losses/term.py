@@ -26,7 +26,7 @@ class EncoderSize:
         layers: number of layers.
         heads: attention heads of a layer; None without attention.
         attention_width: of the queries, keys and values of all heads; None without attention.
-        is_nested: whether prefixes of the vectors of texts are to be vectors themselves; `width` may be that of one.
+        is_nested: whether prefixes of the vectors of texts are to be vectors themselves; `vector` may be that of one.
         decoder_layers: number of layers of the decoder of an encoder-decoder, None without one.
         vector: width of the vector of a text; None for that of the hidden states.
     """
@@ -418,10 +418,10 @@ class Objective(nn.Module):
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of a term do not suit encoders of these sizes."""
-        if self.dimensions and self.dimensions[-1] > student.width:
+        if self.dimensions and self.dimensions[-1] > student.vector_width:
             raise UserError(
-                f"objective.dimensions has {self.dimensions[-1]}, expected at most {student.width}, the width of the "
-                "student's vectors"
+                f"objective.dimensions has {self.dimensions[-1]}, expected at most {student.vector_width}, the width "
+                "of the student's vectors"
             )
         for name, term in self._named():
             try:
@@ -522,8 +522,8 @@ class Objective(nn.Module):
         """Returns the sizes of the student's vectors that a term compares, the whole one last."""
         if not self.dimensions or not (term.reads_logits and "vector" in term.likelihoods):
             return [student]
-        widths = dict.fromkeys([*self.dimensions, student.width])
-        return [replace(student, width=width, is_nested=True) for width in widths]
+        widths = dict.fromkeys([*self.dimensions, student.vector_width])
+        return [replace(student, vector=width, is_nested=True) for width in widths]
 
     def _copies(self, name: str) -> list[Term]:
         return list(cast(Iterable[Term], self.prefixes[name])) if name in self.prefixes else []

@@ -298,14 +298,19 @@ def adopt_sentence_files(
         setattr(config, VECTOR_SETTINGS, {"pooling": files.pooling, "normalize": False, **further})
     if files.max_length is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, files.max_length)
-    first: list[normalizers.Normalizer] = []
-    if encodes and files.prompts:
+    if files.lower_case and not lower_cases(tokenizer):
+        tokenizer = with_normalizers(tokenizer, [normalizers.Lowercase()])
+        notices.append(f"texts are lower-cased as by {directory} (do_lower_case)")
+    if encodes and files.prompts:  # A prompt is lower-cased too.
         tokenizer, more = set_prompts(tokenizer, files.prompts, files.prompt_name, str(directory))
         notices += more
-    if files.lower_case and not lower_cases(tokenizer):
-        first.append(normalizers.Lowercase())
-        notices.append(f"texts are lower-cased as by {directory} (do_lower_case)")
-    return (with_normalizers(tokenizer, first) if first else tokenizer), notices
+    return tokenizer, notices
+
+
+def keep_prompts(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer with the prompts in a directory of this program, which its own files do not have."""
+    setattr(tokenizer, _PROMPTS, _read_object(directory / _PROMPTS_FILE).get("prompts") or {})
+    return tokenizer
 
 
 def head_activation(config: PreTrainedConfig, directory: Path) -> str | None:
@@ -334,7 +339,9 @@ def with_normalizers(
     own = backend.normalizer
     backend.normalizer = normalizers.Sequence([*first, *([] if own is None else [own])])  # type: ignore[assignment]
     attributes = {**read_attributes(tokenizer), **tokenizer.special_tokens_map}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **attributes)
+    changed = PreTrainedTokenizerFast(tokenizer_object=backend, **attributes)
+    setattr(changed, _PROMPTS, prompts_of(tokenizer))
+    return changed
 
 
 def _is_cross_encoder(directory: Path) -> bool:

@@ -35,13 +35,14 @@ _WEIGHTS = "model.safetensors"
 
 
 class DenseSettings(TypedDict):
-    """The entries of the config.json of a layer behind the pooling."""
+    """The entries of the config.json of a layer behind the pooling, and its folder where it was read from one."""
 
     in_features: int
     out_features: int
     bias: bool
     activation_function: str
     use_residual: NotRequired[bool]
+    folder: NotRequired[str]
 
 
 class VectorSettings(TypedDict):
@@ -49,7 +50,7 @@ class VectorSettings(TypedDict):
 
     `pooling` may have several names with `+` between them. `dense` are the layers behind it, `dimensions` is the number
     of first numbers that are the vector, and `normalize` is whether it has length 1. `max_length` is the most tokens of
-    a text, and `prompts` begin texts, by their names.
+    a text. `known_width` is that of the vectors in a file, which teach in the place of the model's.
     """
 
     pooling: str
@@ -57,6 +58,7 @@ class VectorSettings(TypedDict):
     max_length: NotRequired[int]
     dense: NotRequired[list[DenseSettings]]
     dimensions: NotRequired[int]
+    known_width: NotRequired[int]
 
 
 class Dense(nn.Module):
@@ -88,6 +90,8 @@ def vector_width(config: PreTrainedConfig) -> int:
     settings = vector_settings(config)
     if settings is None:
         return int(config.hidden_size)
+    if "known_width" in settings:
+        return settings["known_width"]
     dense = settings.get("dense")
     width = dense[-1]["out_features"] if dense else _pooled_width(config, settings)
     return min(width, settings.get("dimensions", width))
@@ -95,6 +99,11 @@ def vector_width(config: PreTrainedConfig) -> int:
 
 def _pooled_width(config: PreTrainedConfig, settings: VectorSettings) -> int:
     return int(config.hidden_size) * len(settings["pooling"].split(JOINED))
+
+
+def set_known_width(model: PreTrainedModel, width: int) -> None:
+    """Gives an encoder the width of the vectors of a file, which teach in the place of its own."""
+    setattr(model.config, VECTOR_SETTINGS, {**(vector_settings(model.config) or {}), "known_width": width})
 
 
 def list_dense(model: PreTrainedModel) -> list[Dense]:
@@ -107,7 +116,7 @@ def put_dense(model: PreTrainedModel, layers: Sequence[Dense]) -> None:
     settings = vector_settings(model.config)
     assert settings is not None
     others = {name: value for name, value in settings.items() if name != "dense"}
-    dense = [layer.settings for layer in layers]
+    dense = [{name: value for name, value in layer.settings.items() if name != "folder"} for layer in layers]
     setattr(model, _LAYERS, nn.Sequential(*layers) if layers else None)
     setattr(model.config, VECTOR_SETTINGS, {**others, **({"dense": dense} if dense else {})})
 
@@ -121,7 +130,7 @@ def encode_states(model: PreTrainedModel, states: Tensor, attention_mask: Tensor
     assert settings is not None
     vectors = states if states.ndim == 2 else pool(states, attention_mask, {**settings, "normalize": False})
     for layer in list_dense(model):
-        vectors = layer(vectors)
+        vectors = layer(vectors.to(layer.linear.weight.dtype))
     vectors = vectors.float()
     if "dimensions" in settings:
         vectors = vectors[..., : settings["dimensions"]]
@@ -171,9 +180,11 @@ def inherit_vectors(
         if _pooled_width(model.config, own) == _pooled_width(parent.config, of_parent):
             if "dimensions" in of_parent:
                 setattr(model.config, VECTOR_SETTINGS, {**own, "dimensions": of_parent["dimensions"]})
-            put_dense(model, copy.deepcopy(list_dense(parent)))
-    before = vector_width(model.config)
-    if width is not None and before != width:
+            put_dense(model, [copy.deepcopy(layer).requires_grad_() for layer in list_dense(parent)])
+    if width is not None and vector_width(model.config) != width:
+        settings = dict(getattr(model.config, VECTOR_SETTINGS))
+        setattr(model.config, VECTOR_SETTINGS, {name: settings[name] for name in settings if name != "dimensions"})
+        before = vector_width(model.config)
         layer = Dense({
             "in_features": before, "out_features": width, "bias": False,
             "activation_function": "torch.nn.modules.linear.Identity",
@@ -204,6 +215,7 @@ def check_dense(content: Mapping[str, object], folder: str, directory: Path, wid
         raise UserError(f"{place} reads vectors {before} wide, and those before it are {width} wide")
     settings = DenseSettings(
         in_features=before, out_features=after, bias=bool(content.get("bias", True)), activation_function=name,
+        folder=folder,
     )  # fmt: skip
     if content.get("use_residual"):
         settings["use_residual"] = True
@@ -220,9 +232,8 @@ def load_layers(model: PreTrainedModel, directory: Path) -> None:
     if settings is None or not settings.get("dense") or model.base_model is not model:
         return
     layers = list(map(Dense, settings["dense"]))
-    folders = sorted(directory.glob(f"*_{DENSE}"), key=lambda path: int(path.name.partition("_")[0]))
-    for layer, folder in zip(layers, folders, strict=True):
-        path = folder / _WEIGHTS
+    for number, layer in enumerate(layers, 2):
+        path = directory / layer.settings.get("folder", f"{number}_{DENSE}") / _WEIGHTS
         if not path.is_file():
             raise UserError(f"{path} is missing: save the model again with a newer version of sentence-transformers")
         try:
@@ -278,7 +289,8 @@ def write_modules(model: PreTrainedModel, directory: Path, prompts: Mapping[str,
     modes = flags if len(chosen) == 1 else {"pooling_mode": chosen}  # Flags have no order.
     write_json(directory / _POOLING_FILE, {"word_embedding_dimension": model.config.hidden_size, **modes})
     for layer, folder in zip(layers, folders[2:], strict=False):
-        write_json(directory / folder / "config.json", dict(layer.settings))
+        about = {name: value for name, value in layer.settings.items() if name != "folder"}
+        write_json(directory / folder / "config.json", about)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
         save_file(tensors, directory / folder / _WEIGHTS)
     if prompts or "dimensions" in settings:

@@ -420,7 +420,7 @@ def transfer_sentences(record: Record) -> list[str]:
     """Returns one sentence for each set that selected nothing: the metric of every model on it."""
     header, *rows = transfer_table(record) or [()]
     return [
-        f"On {name}{f' ({examples} examples)' if examples else ''}: "
+        (f"On {name} ({examples} examples): " if examples else f"The {name}: ")
         + ", ".join(f"{model} {value}" for model, value in zip(header[2:], values, strict=True))
         for name, examples, *values in rows[1:]
     ]

@@ -29,8 +29,8 @@ from distill.losses.term import supervised_objective
 from distill.models.compatibility import check_length, check_target_length, encoder_size
 from distill.models.forward import configure, fills_targets
 from distill.models.loading import Start, start_head, without_warnings
-from distill.models.sentence_files import adopt_special_tokens
-from distill.models.vectors import load_layers
+from distill.models.sentence_files import adopt_special_tokens, keep_prompts, prompts_of
+from distill.models.vectors import load_layers, save_encoder, set_known_width
 from distill.teachers.computation import cached_scores, computed_scores
 from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
@@ -201,7 +201,9 @@ class Tuning:
             print_notice(text)
         return self._create(
             origin=origin, weights=hash_file(self.directory / CHECKSUMS),
-            tokenizer=transformers.AutoTokenizer.from_pretrained(self.directory, trust_remote_code=trust),
+            tokenizer=keep_prompts(
+                transformers.AutoTokenizer.from_pretrained(self.directory, trust_remote_code=trust), self.directory
+            ),
             load=partial(_load, self.directory, self.task, trust_remote_code=trust),
             notices=[*notices, *metadata["notices"]], seconds=seconds, adapted=metadata.get("adapted"),
         )  # fmt: skip
@@ -244,7 +246,7 @@ class Tuning:
         if self.task.info.generates:
             setattr(start.model.config, TRAINED_FOR, self.task.info.kind)
         with new_entry(self.directory) as temporary:
-            start.model.save_pretrained(temporary)
+            save_encoder(start.model, temporary, prompts_of(start.tokenizer))
             start.tokenizer.save_pretrained(temporary)
             write_json(temporary / _METADATA, metadata)
         if self._checkpoints.is_dir():
@@ -461,6 +463,8 @@ def _prepare_known(source: TeacherSource, table: KnownSource, preparation: Prepa
     for text in start.notices:
         print_notice(text)
     known = table.read(task, splits)
+    if task.info.likelihood == "vector":
+        set_known_width(start.model, next(iter(known.found.values())).shape[-1])
     preparation.rehearse(start.model, start.tokenizer, preparation.encode(start.tokenizer))
     if isinstance(splits, LabelledData) and isinstance(task, Kind) and not preparation.dry_run:
         known = fit_known(known, task, splits)

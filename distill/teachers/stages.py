@@ -34,6 +34,7 @@ from distill.losses.term import get_logits
 from distill.models.forward import NAME as ATTENTION_VECTORS
 from distill.models.forward import to_device
 from distill.models.loading import ENCODER, Start, load_directory, rescale_head
+from distill.models.sentence_files import prompts_of
 from distill.models.surgery.embeddings import Growth, grow_vocabulary
 from distill.models.vectors import save_encoder
 from distill.models.wrappers import LabelledEncoder
@@ -162,13 +163,14 @@ class AdaptedWeights:
     def _save(self, trained: Start, record: dict[str, Any]) -> None:
         """Caches the trained encoder with its tokenizer, and the pooler that a language model does not have."""
         torch.manual_seed(self.adaptation.trainer.seed)  # For a pooler that the weights lack.
-        encoder = self._grow(self.weights.load(ENCODER, None, self.text.texts())).model
+        start = self._grow(self.weights.load(ENCODER, None, self.text.texts()))
+        encoder = start.model
         missing, unexpected = encoder.load_state_dict(trained.model.base_model.state_dict(), strict=False)
         left = [name for name in missing if not name.startswith("pooler.")] + list(unexpected)
         if left:
             raise RuntimeError(f"the encoder of {self.resolved()} has other tensors with its head: {', '.join(left)}")
         with new_entry(self.directory) as temporary:
-            save_encoder(encoder, temporary)
+            save_encoder(encoder, temporary, prompts_of(start.tokenizer))
             trained.tokenizer.save_pretrained(temporary)
             write_json(temporary / _METADATA, record)
 

@@ -103,9 +103,6 @@ def test_a_path_and_a_task_without_sets_are_refused(directory: Path) -> None:
     (directory / "de.xlsx").touch()
     with pytest.raises(UserError, match=r"task.transfer.de=.*de.xlsx is of no known kind, expected one of .tsv, "):
         read(directory / "en", {"de": directory / "de.xlsx"})
-    task = Embedding(metrics=["ndcg@10"], data_dir=directory, transfer={"de": directory})
-    with pytest.raises(UserError, match="task.transfer is for rows, and a retrieval set has its splits in qrels"):
-        task.read(directory / "cache")
 
 
 ANSWERS = {"text": ["Bonn"], "answer_start": [9]}

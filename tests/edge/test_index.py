@@ -169,11 +169,11 @@ def test_a_bundle_searches_in_an_index_of_its_own(bundle: Bundle, tmp_path: Path
     ):
         with pytest.raises(UserError, match=message):
             bundle.index(iter(()), **options)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="the index is of another bundle than .*: make it again with Bundle.index"):
+    with pytest.raises(UserError, match="the index is of another model than .*: make it again with Bundle.index"):
         bundle.search(["x"], Index(bundle.encode(corpus), source="another"))
     assert bundle.search(["x y z"], Index(bundle.encode(corpus)), k=2) == bundle.search(["x y z"], corpus, k=2)
     bundle.manifest["files"]["model.onnx"] = "the SHA-256 of other weights"
-    with pytest.raises(UserError, match="the index is of another bundle"):
+    with pytest.raises(UserError, match="the index is of another model"):
         bundle.search(["x"], made)
 
 

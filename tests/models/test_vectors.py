@@ -9,17 +9,23 @@ import pytest
 import torch
 import transformers
 from distill.builtin.students import bilstm, distilbert
+from distill.builtin.teachers.pretrained import Pretrained
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import Student
 from distill.core.contracts import VECTOR_SETTINGS
-from distill.core.errors import OptionError
+from distill.core.errors import OptionError, UserError
+from distill.export.onnx import export_onnx
+from distill.export.quantization import RecipeInput
 from distill.kinds import Embedding
 from distill.losses import EmbeddingMSE, Objective
+from distill.losses.term import EncoderSize
 from distill.models.forward import configure, run_model
 from distill.models.loading import load_directory
-from distill.models.vectors import list_dense, save_encoder, vector_width
+from distill.models.sentence_files import keep_prompts, prompts_of, role_prompts
+from distill.models.vectors import list_dense, save_encoder, set_known_width, vector_width
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "pad_token_id": 0,
@@ -140,9 +146,11 @@ def test_half_of_the_layers_begin_with_the_pooling_and_the_layers_behind_it_of_t
 ) -> None:
     build("several poolings")
     teacher, _ = load(tmp_path / "encoder", normalize=True)
+    teacher.requires_grad_(False)
     model = make(Student("half", distilbert.from_teacher), teacher, Objective(embedding=EmbeddingMSE()))
     [own], [theirs] = list_dense(model), list_dense(teacher)
     assert own is not theirs
+    assert own.linear.weight.requires_grad
     assert torch.equal(own.linear.weight, theirs.linear.weight)
     assert model.config.sentence_vector["pooling"] == "mean+max"
 
@@ -150,3 +158,61 @@ def test_half_of_the_layers_begin_with_the_pooling_and_the_layers_behind_it_of_t
 def test_another_projection_is_refused() -> None:
     with pytest.raises(OptionError, match="student.projection=192, expected auto or null"):
         Student("half", distilbert.from_teacher, projection=192)  # type: ignore[arg-type]
+
+
+def test_the_weights_of_layers_behind_the_pooling_are_a_part_of_the_fingerprint_and_of_their_own_folder(
+    build: Callable[..., Any], tmp_path: Path
+) -> None:
+    build("LEAF")
+    directory = tmp_path / "encoder"
+    before, weights = Pretrained(name="leaf", path=str(directory)).fingerprint(), load(directory, normalize=True)[0]
+    modules = directory / "modules.json"
+    modules.write_text(modules.read_text().replace("2_Dense", "2_Dense_48"))
+    (directory / "2_Dense").rename(directory / "2_Dense_48")
+    [moved] = list_dense(load(directory, normalize=True)[0])
+    assert torch.equal(moved.linear.weight, list_dense(weights)[0].linear.weight)
+    renamed = Pretrained(name="leaf", path=str(directory)).fingerprint()
+    save_file({name: 2 * of for name, of in moved.state_dict().items()}, directory / "2_Dense_48/model.safetensors")
+    assert len({before, renamed, Pretrained(name="leaf", path=str(directory)).fingerprint()}) == 3
+
+
+def test_prefixes_of_a_projected_vector_learn_the_vectors_of_the_teacher() -> None:
+    objective = Objective(embedding=EmbeddingMSE(), dimensions=[8])
+    objective.connect(EncoderSize(16, 1, vector=48), EncoderSize(32, 1, vector=48))
+    shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
+    assert sorted(shapes) == [(48, 8), (48, 48)]
+    with pytest.raises(UserError, match="objective.dimensions has 64, expected at most 48, the width of the student"):
+        Objective(embedding=EmbeddingMSE(), dimensions=[64]).check_sizes(
+            EncoderSize(16, 1, vector=48), EncoderSize(32, 1, vector=48)
+        )
+
+
+def test_a_saved_teacher_keeps_its_prompts(build: Callable[..., Any], tmp_path: Path) -> None:
+    prompts = {"query": "find ", "document": ""}
+    build("LEAF", prompts=prompts)
+    model, tokenizer = load(tmp_path / "encoder", normalize=True)
+    save_encoder(model, tmp_path / "saved", prompts_of(tokenizer))
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert role_prompts(keep_prompts(again, tmp_path / "saved")) == {"query": "find "}
+    with pytest.raises(OptionError, match="teacher.prompts=query, expected texts by their names, or null"):
+        Pretrained(name="leaf", path=str(tmp_path), prompts="query")  # type: ignore[arg-type]
+
+
+def test_vectors_of_a_file_have_the_width_of_the_space(build: Callable[..., Any], tmp_path: Path) -> None:
+    build("LEAF")
+    teacher, _ = load(tmp_path / "encoder", normalize=True)
+    set_known_width(teacher, 100)
+    student = Student("bilstm", partial(bilstm.from_teacher, hidden_dim=8, init="random"))
+    assert vector_width(make(student, teacher, Objective(embedding=EmbeddingMSE())).config) == 100
+
+
+def test_a_file_without_a_product_has_no_activations_to_measure(
+    build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    build("LEAF")
+    teacher, _ = load(tmp_path / "encoder", normalize=True)
+    student = Student("bilstm", partial(bilstm.from_teacher, hidden_dim=8, init="random"), projection=None)
+    export_onnx(make(student, teacher, Objective(embedding=EmbeddingMSE())), tmp_path / "model.onnx")
+    feed = dict(tokenizer(TEXTS, padding=True, return_tensors="np"))
+    assert RecipeInput(tmp_path / "model.onnx", 8, lambda: iter([feed])).largest == {}

@@ -84,6 +84,8 @@ def test_sets_that_select_nothing_have_a_table_with_the_share_of_the_teachers_me
         "On de (5,010 examples): teacher 0.8000, student (torch) 0.7600 (95.0%), student fp32 0.7600 (95.0%), student "
         "int8 0.7000 (87.5%)",
         "On es (20 examples): teacher 0.0000, student (torch) 0.1000, student fp32 0.1000, student int8 0.0000",
+        "The mean of 2 sets: teacher 0.4000, student (torch) 0.4300 (107.5%), student fp32 0.4300 (107.5%), student "
+        "int8 0.3500 (87.5%)",
     ]
     assert "| set | examples | model |" in report.render_report({**content, "student": None, "export": {}})
     assert "## Transfer" not in report.render_report(record())
