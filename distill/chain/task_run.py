@@ -29,14 +29,13 @@ from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.batches import MixedExamples, labelled_only
 from distill.edge.bundle_files import session, weight_bits
 from distill.edge.decode import DECODERS
-from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
+from distill.export.bundle_writer import FILES, Exported, begin_texts, text_metrics, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, describe_sensitivity, measure_forms
 from distill.export.latency import compare_models, time_dev_pass
 from distill.export.onnx import export_model, write_hub
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
 from distill.export.recipe_search import closest, describe
 from distill.export.wheel import write_model2vec
-from distill.kinds.kind import Kind
 from distill.kinds.multitask import Tasks
 from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
@@ -454,8 +453,7 @@ class Delivery:
                 )  # fmt: skip
                 files = {"teacher": Path(directory) / of_teacher["fp32"].name, **files}
             split = first_split(task_run.run.record["task"])
-            task, data = task_run.task, task_run.data
-            data = task.prompted(data, task_run.tokenizer) if isinstance(task, Kind) else data
+            data = begin_texts(task_run.task, task_run.data, task_run.tokenizer)
             return breakdowns.score_cuts(files, models, data, lengths, split=split)
 
     def _teacher_files(self) -> dict[str, Path]:

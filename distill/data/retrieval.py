@@ -268,7 +268,6 @@ def leave_out_own(split: str, judged: dict[int, Gains], own: Mapping[int, int]) 
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"  # Of the files in folders `corpus`, `queries` and `qrels`, as NanoBEIR has them.
-_TEXTS = {"corpus": ("title", "text"), "queries": ("text",)}  # The columns of each file.
 SHOWN = 5  # Ids in a notice.
 LAYOUT = "expected corpus.jsonl, queries.jsonl, and qrels with train.tsv"
 T = TypeVar("T")
@@ -329,7 +328,7 @@ def _add_sets(
     """
     splits, gains, documents, own = dict(data.splits), judgements.gains, judgements.documents, dict(judgements.own)
     for name, directory in _list_sets(transfer).items():
-        corpus, queries = (_read_texts(_find_file(directory, stem), columns) for stem, columns in _TEXTS.items())
+        corpus, queries = _read_corpus(directory)
         first, before = len(gains), len(documents)
         judged = _read_judgements(_find_scored(directory), queries, corpus)
         itself = find_own(queries, corpus)
@@ -371,8 +370,7 @@ def read_judged(source: TableSource, *, negatives: int = 0) -> "JudgedTexts":
         UserError: as `read_retrieval` does.
     """
     directory = _check_directory(source)
-    corpus = _read_texts(_find_file(directory, "corpus"), ("title", "text"))
-    queries = _read_texts(_find_file(directory, "queries"), ("text",))
+    corpus, queries = _read_corpus(directory)
     judged = {
         split: _read_judgements(path, queries, corpus) for split, path in _find_judgements(directory, source).items()
     }
@@ -426,6 +424,12 @@ def _find_judgements(directory: Path, source: TableSource) -> dict[str, Path]:
         content = ", ".join(f"{name}.tsv" for name in names) or "nothing"
         raise UserError(f"{directory / 'qrels'} has no train.tsv (found {content}), {LAYOUT}{advice}")
     return found
+
+
+def _read_corpus(directory: Path) -> tuple[IdTexts, IdTexts]:
+    """Returns the documents and the queries of a set."""
+    corpus = _read_texts(_find_file(directory, "corpus"), ("title", "text"))
+    return corpus, _read_texts(_find_file(directory, "queries"), ("text",))
 
 
 def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
@@ -666,9 +670,9 @@ def _create_split(
 ) -> Split:
     """Returns the queries, which have numbers from `first` on, and the corpus, each a group of one text.
 
-    A label is the number of a query, or `-1 - d` for the document with the number `d`, `before` being that of the first
-    one. A query is followed by its
-    relevant documents, as far as they are not there yet, so that any beginning of a split has both.
+    A label is the number of a query, or `-1 - d` for the document with the number `d`, of which `before` is the first.
+    A query is followed by its relevant documents, as far as they are not there yet, so that any beginning of a split
+    has both.
     """
     groups, labels, remaining = [], [], dict.fromkeys(range(len(corpus.texts)))
 

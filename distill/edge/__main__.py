@@ -47,7 +47,6 @@ from distill.edge import web
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluation import Columns, evaluate
-from distill.edge.index import Index
 from distill.edge.prediction import RecordError
 from distill.edge.sampling import SIDES, GenerationOptions
 from distill.rows.formats import read_lines
@@ -364,7 +363,7 @@ def _search(bundle: Bundle, options: argparse.Namespace) -> None:
     corpus = [line for line in read_lines(options.corpus) if line.strip()]
     if not corpus:
         raise UserError(f"{options.corpus} is empty, expected a text on each line")
-    index = None if options.index is None else Index.read(options.index)
+    index = None if options.index is None else bundle.read_index(options.index)
     if index is not None and len(index) != len(corpus):
         raise UserError(f"{options.index} has {len(index):,} vectors, and {options.corpus} {len(corpus):,} texts")
     k = 10 if options.top_k is None else options.top_k

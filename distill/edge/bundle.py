@@ -460,8 +460,12 @@ class Bundle(Shown):
         """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
         return fingerprint(self.manifest["files"])
 
-    def _read_index(self, path: Path) -> Index:
-        """Returns the index of a path; raises UserError for vectors of another width in a file that says no more."""
+    def read_index(self, path: Path) -> Index:
+        """Returns the index of a path, as `Index.read` does.
+
+        Raises:
+            UserError: as `Index.read` does, and for vectors of another width in a file that says no more of them.
+        """
         index = Index.read(path)
         if path.is_file() and index.dimensions != self._width():
             raise UserError(
@@ -526,7 +530,7 @@ class Bundle(Shown):
         if (corpus is None) == (index is None):
             raise UserError("got both a corpus and an index, or neither: give one of them")
         if index is not None:
-            corpus = index if isinstance(index, Index) else self._read_index(Path(index))
+            corpus = index if isinstance(index, Index) else self.read_index(Path(index))
         if isinstance(corpus, Index):
             if corpus.source not in (None, self._identity(), self.space):
                 raise UserError(

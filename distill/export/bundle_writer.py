@@ -88,7 +88,7 @@ def write_bundle(
             its fingerprint where the vectors of the student are among its own.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-    splits = _begin(task, splits, tokenizer)
+    splits = begin_texts(task, splits, tokenizer)
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
@@ -172,7 +172,7 @@ class Manifest:
         write_json(self.directory / "bundle.json", self.content)
 
 
-def _begin(task: Task, splits: Data, tokenizer: PreTrainedTokenizerBase) -> Data:
+def begin_texts(task: Task, splits: Data, tokenizer: PreTrainedTokenizerBase) -> Data:
     """Returns the splits whose texts begin with the prompts of the tokenizer, where they have roles."""
     begun: Data = task.prompted(splits, tokenizer) if isinstance(task, Kind) else splits
     return begun
@@ -182,7 +182,7 @@ def wrap_file(
     directory: Path, file: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
 ) -> None:
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
-    splits = _begin(task, splits, tokenizer)
+    splits = begin_texts(task, splits, tokenizer)
     for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
     manifest = Manifest.create(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
@@ -224,14 +224,8 @@ def choose_vocabulary(
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
     gates = {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != gate.PASSED}
-    shown = (
-        "dimensions",
-        "precision",
-        "rescore",
-        "documents",
-        "gate",
-        "kept",
-    )  # Of the smaller forms of the vectors of a file.
+    # Of the smaller forms of the vectors of a file.
+    shown = ("dimensions", "precision", "rescore", "documents", "gate", "kept")
     vectors = {
         file: [{name: value for name, value in form.items() if name in shown} for form in row["vectors"]]
         for file, row in formats.items()

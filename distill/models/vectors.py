@@ -66,7 +66,8 @@ class Dense(nn.Module):
 
     def __init__(self, settings: DenseSettings) -> None:
         super().__init__()
-        self.settings = settings
+        self.folder = settings.get("folder")
+        self.settings = {name: value for name, value in settings.items() if name != "folder"}
         width, target = settings["in_features"], settings["out_features"]
         self.linear = nn.Linear(width, target, bias=settings["bias"])
         self.activation: nn.Module = getattr(nn, settings["activation_function"].rpartition(".")[2])()
@@ -116,7 +117,7 @@ def put_dense(model: PreTrainedModel, layers: Sequence[Dense]) -> None:
     settings = vector_settings(model.config)
     assert settings is not None
     others = {name: value for name, value in settings.items() if name != "dense"}
-    dense = [{name: value for name, value in layer.settings.items() if name != "folder"} for layer in layers]
+    dense = [layer.settings for layer in layers]
     setattr(model, _LAYERS, nn.Sequential(*layers) if layers else None)
     setattr(model.config, VECTOR_SETTINGS, {**others, **({"dense": dense} if dense else {})})
 
@@ -233,7 +234,7 @@ def load_layers(model: PreTrainedModel, directory: Path) -> None:
         return
     layers = list(map(Dense, settings["dense"]))
     for number, layer in enumerate(layers, 2):
-        path = directory / layer.settings.get("folder", f"{number}_{DENSE}") / _WEIGHTS
+        path = directory / (layer.folder or f"{number}_{DENSE}") / _WEIGHTS
         if not path.is_file():
             raise UserError(f"{path} is missing: save the model again with a newer version of sentence-transformers")
         try:
@@ -289,8 +290,7 @@ def write_modules(model: PreTrainedModel, directory: Path, prompts: Mapping[str,
     modes = flags if len(chosen) == 1 else {"pooling_mode": chosen}  # Flags have no order.
     write_json(directory / _POOLING_FILE, {"word_embedding_dimension": model.config.hidden_size, **modes})
     for layer, folder in zip(layers, folders[2:], strict=False):
-        about = {name: value for name, value in layer.settings.items() if name != "folder"}
-        write_json(directory / folder / "config.json", about)
+        write_json(directory / folder / "config.json", layer.settings)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in layer.state_dict().items()}
         save_file(tensors, directory / folder / _WEIGHTS)
     if prompts or "dimensions" in settings:
