@@ -47,7 +47,7 @@ from distill.edge import web
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluation import Columns, evaluate
-from distill.edge.prediction import RecordError
+from distill.edge.prediction import ESCALATE, RecordError
 from distill.edge.sampling import SIDES, GenerationOptions
 from distill.rows.formats import read_lines
 
@@ -104,6 +104,10 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
     add(
         "--lengths", type=int, metavar="N",
         help="likeliest lengths of a text to write, of which the best text is taken, of a bundle that predicts lengths",
+    )  # fmt: skip
+    add(
+        "--escalate", type=float, metavar="SHARE",
+        help="mark the predictions that are left to the teacher, of which dev has this share, from 0 to 0.3",
     )  # fmt: skip
     add("--explain", action="store_true", help="what the probability of a text's class loses without each of its words")
 
@@ -269,8 +273,9 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
         records = [record for _, record in rows if record is not None]
         try:
             predictions = bundle.predict(
-                records, batch_size=options.batch_size, rounds=options.rounds, lengths=options.lengths
-            )
+                records, batch_size=options.batch_size, rounds=options.rounds, lengths=options.lengths,
+                escalate=options.escalate,
+            )  # fmt: skip
         except RecordError as error:
             texts = [text for text, record in rows if record is not None]
             raise UserError(f"got {shorten(texts[error.number - 1])}: {error.reason}") from error
@@ -316,20 +321,22 @@ def _write_predictions(
 ) -> None:  # fmt: skip
     """Writes a line for each row. That of a blank line is blank, and in JSON all of its values are null.
 
-    With `--jsonl` the JSON has no text of the row.
+    With `--jsonl` the JSON has no text of the row. With `--escalate` a plain line has `escalate` or `-` too.
 
     Args:
         name: of the text in JSON.
         show: returns a prediction in plain form.
     """
     remaining, lines = iter(predictions), []
+    fields = (*bundle.decoder.fields, *([] if options.escalate is None else [ESCALATE]))
     for text, record in rows:
-        prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(remaining)
+        prediction = dict.fromkeys(fields) if record is None else next(remaining)
         if options.json or options.jsonl:
             of_row = {} if options.jsonl else {name: text}
             lines.append(json.dumps(of_row | prediction, ensure_ascii=False))
         else:
-            lines.append("" if record is None else f"{show(prediction)}\t{escape(text, tab=False)}")
+            mark = "" if options.escalate is None else f"\t{ESCALATE if prediction[ESCALATE] else '-'}"
+            lines.append("" if record is None else f"{show(prediction)}{mark}\t{escape(text, tab=False)}")
     _write(lines)
 
 
@@ -459,9 +466,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not generates:
             _refuse_generation(options)
         searches = options.text[:1] == [SEARCH]
+        if options.escalate is not None and (
+            generates or searches or options.explain or options.evaluate or options.web
+        ):
+            raise UserError("got --escalate, which marks predictions of texts: leave it out")
         bundle = _open(options, None if generates or searches else options.top_k)
         if searches and not bundle.decoder.encodes:  # It is a text.
             searches, bundle = False, _open(options, options.top_k)
+        if options.escalate is not None and any((generates, searches, options.explain, options.evaluate, options.web)):
+            raise UserError("got --escalate, which marks predictions of texts: leave it out")
         if bundle.caution is not None:
             _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
         if options.web:

@@ -28,7 +28,7 @@ from distill.edge.index import (
 from distill.edge.opening import ModelFiles
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
-from distill.edge.values import check_count
+from distill.edge.values import check_count, is_number
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
@@ -182,6 +182,7 @@ class Bundle(Shown):
         most_rows: int | None = None,
         rounds: int | None = None,
         lengths: int | None = None,
+        escalate: float | None = None,
     ) -> Prediction: ...
 
     @overload
@@ -195,6 +196,7 @@ class Bundle(Shown):
         most_rows: int | None = None,
         rounds: int | None = None,
         lengths: int | None = None,
+        escalate: float | None = None,
     ) -> list[Prediction]: ...
 
     def predict(
@@ -207,6 +209,7 @@ class Bundle(Shown):
         most_rows: int | None = None,
         rounds: int | None = None,
         lengths: int | None = None,
+        escalate: float | None = None,
     ) -> Prediction | list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
@@ -218,7 +221,8 @@ class Bundle(Shown):
         `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`, and a language
         model a text with masks its `masks` and the filled `text`; a query has the `order` and the `scores` of its
         documents. The label or choice is None where the bundle has a threshold and the probability is below. The
-        prediction for a record that was cut has `truncated`, which is true.
+        prediction for a record that was cut has `truncated`, which is true. With `escalate` each prediction says by
+        that key whether it is left to the teacher.
 
         Args:
             records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`,
@@ -232,14 +236,21 @@ class Bundle(Shown):
                 round, or as many as bundle.json has for targets whose masks are filled.
             lengths: of a target whose masks are filled, the likeliest ones. Of their texts the one with the largest
                 mean log-probability of a token is taken. None for as many as bundle.json has.
+            escalate: share of dev, from 0 to 0.3, whose least sure predictions are left to the teacher; of other texts
+                it is the share that they have below the same probability. Between two shares of bundle.json the
+                probability is interpolated, and 0 leaves nothing. None marks no prediction.
 
         Raises:
             LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away, and for
                 one of more windows.
             UserError: for a record of another form, a model whose logits are not finite, `rounds` below 1, or above it
-                for a bundle that fills no masks, and `lengths` below 1, or for a bundle that predicts none.
+                for a bundle that fills no masks, and `lengths` below 1, or for a bundle that predicts none, and another
+                `escalate`, or for a bundle without shares of dev.
         """
-        predictor = self._create_predictor(batch_size, truncate, most_rows, rounds, lengths)
+        options = prediction.PredictionOptions(
+            self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths, self._find_threshold(escalate)
+        )
+        predictor = self._create_predictor(options)
         if not isinstance(records, str | Mapping | MaskedTokens):
             return self._predict(self._records(records, pairs), predictor)
         if not isinstance(pairs, str | None):
@@ -395,10 +406,22 @@ class Bundle(Shown):
             raise UserError(f"got {len(listed)} texts and {len(others)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(list[str], listed), cast(list[str], others), strict=True)]
 
-    def _create_predictor(
-        self, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int | None, lengths: int | None
-    ) -> prediction.Predictor:
-        options = prediction.PredictionOptions(self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths)
+    def _find_threshold(self, escalate: float | None) -> float | None:
+        """Returns the probability below which this share of dev is; None for None."""
+        if escalate is None:
+            return None
+        rows = self.manifest.get("escalate", {}).get(self.model)
+        if rows is None:
+            raise UserError(
+                f"got escalate={shorten(escalate)}, and bundle.json of {self.directory} has no shares of dev for "
+                f"{self.model}: leave it out, or export a classifier or a model of choices with a teacher"
+            )
+        shares, thresholds = zip(*rows, strict=True)
+        if not is_number(escalate) or not 0 <= escalate <= shares[-1]:
+            raise UserError(f"got escalate={shorten(escalate)}, expected a share from 0 to {shares[-1]}")
+        return float(np.interp(escalate, shares, thresholds)) if escalate else 0.0
+
+    def _create_predictor(self, options: prediction.PredictionOptions) -> prediction.Predictor:
         subject = f"{self.directory} is of a {self.manifest.get('kind')}"
         if self._filler is not None:
             return prediction.TargetFiller(self._rows, self._run_finite, self.threshold, subject, options, self._filler)

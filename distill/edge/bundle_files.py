@@ -510,6 +510,11 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: vectors is {_show(manifest['vectors'])}, expected the smaller forms of each model's "
             "vectors"
         )
+    if not _each(_are_shares)(manifest.get("escalate", {})):  # Only bundles with a teacher's accuracy have it.
+        raise UserError(
+            f"{path} is damaged: escalate is {_show(manifest['escalate'])}, expected shares and thresholds that rise, "
+            "for each model"
+        )
     without_padding = [name for name in manifest["inputs"] if name not in manifest["padding"]]
     if without_padding:
         raise UserError(f"{path} is damaged: padding has no {without_padding[0]}, expected a value for each input")
@@ -519,8 +524,8 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             f"{path} is damaged: recommended is {_show(manifest['recommended'])}, expected null or one of "
             f"{', '.join(models)}"
         )
-    for key in ("thresholds", "targets", "batch_sizes", "gates"):
-        if unknown := [name for name in manifest[key] if name not in models]:
+    for key in ("thresholds", "escalate", "targets", "batch_sizes", "gates"):
+        if unknown := [name for name in manifest.get(key, {}) if name not in models]:
             raise UserError(f"{path} is damaged: {key} has {unknown[0]}, expected some of {', '.join(models)}")
     weights = [data_file(Path(file)).name for file in models.values() if needs_openvino(file)]
     for file in (*models.values(), *weights, "tokenizer.json"):
@@ -569,6 +574,16 @@ def _are_forms(value: object) -> bool:
         and all(isinstance(form.get(name), str) for name in ("precision", "gate"))
         for form in value
     )  # fmt: skip
+
+
+def _are_shares(value: object) -> bool:
+    """Returns whether the value has shares of dev from 0 on with the confidences that they are below."""
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(isinstance(row, list) and len(row) == 2 and all(map(is_share, row)) for row in value):
+        return False
+    shares, thresholds = zip(*value, strict=True)
+    return shares[0] == 0 and sorted({*shares}) == [*shares] and sorted(thresholds) == [*thresholds]
 
 
 # Each key that a prediction depends on: whether a value is valid, and the valid ones in words.

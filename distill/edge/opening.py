@@ -43,7 +43,8 @@ class ModelFiles:
             raise UserError(f"{directory} has no model {chosen}, expected one of {', '.join(models)}")
         self.name, self.path = chosen, directory / models[chosen]
         self._check_target()
-        if manifest["thresholds"].get(chosen) is not None and "probability" not in self.decoder.fields:
+        has_thresholds = chosen in {*manifest["thresholds"], *manifest.get("escalate", {})}
+        if has_thresholds and "probability" not in self.decoder.fields:
             raise self._damaged(f"the decoder {manifest['decoder']} has no thresholds")
         self.encoder = bundle_files.encoder_file(self.path) if self.decoder.targets else None
         self._check_files()

@@ -36,6 +36,7 @@ from distill.edge.values import check_count
 MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
 MOST_PAIRS = 2**24
+ESCALATE = "escalate"  # The key of a prediction that says whether the teacher should make it.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -180,13 +181,14 @@ Run = Callable[[Sequence[Encoded], int], list[list[Items]]]
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """The options of `Bundle.predict`."""
+    """The options of `Bundle.predict`, with the probability below which a prediction is left to the teacher."""
 
     batch_size: int
     truncate: bool
     most_rows: int | None
     rounds: int | None
     lengths: int | None
+    escalate_below: float | None = None
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ class Predictor:
         prediction = self.rows.decoder.decode(one.example, rows)
         if self.threshold is not None and prediction["probability"] < self.threshold:
             prediction = {**prediction, self.rows.decoder.fields[0]: None}
+        if (below := self.options.escalate_below) is not None:
+            prediction = {**prediction, ESCALATE: prediction["probability"] < below}
         return {**prediction, "truncated": True} if one.is_truncated else prediction
 
 

@@ -22,6 +22,7 @@ from distill.edge.bundle_files import ANY, FORMAT, count_bytes, list_with_encode
 from distill.edge.decoder import Record
 from distill.edge.text_decoders import open_model
 from distill.export import gate
+from distill.export.escalation import measure_escalation
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
 from distill.export.quantization import FLOAT32, FORMATS, INT8, RECIPES, ExportSettings, RecipeInput, write_with_encoder
@@ -83,7 +84,8 @@ def write_bundle(
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
-        taught_by: the scores of the teacher by split, of which a student of vectors may search the documents.
+        taught_by: the scores of the teacher by split, to which uncertain texts may be left, and of which a student of
+            vectors may search the documents.
         entries: of bundle.json: `teacher`, its name and metrics to be shown beside those of the student, and `space`,
             its fingerprint where the vectors of the student are among its own.
     """
@@ -231,6 +233,12 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         for file, row in formats.items()
         if row["vectors"]
     }
+    # The confidences below which shares of dev lie.
+    escalate = {
+        name: [[entry["share"], entry["threshold"]] for entry in row["escalate"]]
+        for name, row in formats.items()
+        if row["escalate"]
+    }
     return {
         "recommended": recommend(formats),
         "metrics": {name: row["metrics"] for name, row in formats.items()},
@@ -239,6 +247,7 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
         "batch_sizes": {name: row["batch_size"] for name, row in formats.items() if row["batch_size"] is not None},
+        **({"escalate": escalate} if escalate else {}),
         **({"vectors": vectors} if vectors else {}),
     }
 
@@ -338,6 +347,7 @@ class Scorer:
             "gate": verdict.gate, "reason": verdict.reason, "confidence": file.confidence,
             "recipe": file.recipe, "target": file.target,
             "abstain": None if share is None else gate.measure_abstention(scores, scoring=self.scoring, share=share),
+            "escalate": measure_escalation(scores, self.taught_by, scoring=self.scoring),
             "batch_sensitivity": sensitivity,
             "batch_size": 1 if sensitivity["max_probability_diff"] > settings.max_batch_diff else None,
             "vectors": self.torch.measure_vectors(scores, settings),

@@ -112,11 +112,12 @@ def choose_threshold(confidences: np.ndarray, share: float) -> float:
     """Returns the threshold below which at most `share` of the confidences `[N]` are.
 
     It is in the middle of the largest confidence below it and the smallest one that is not, so that rounding on another
-    processor changes nothing. Equal confidences stay together, on the side that abstains less.
+    processor changes nothing. Equal confidences stay together, on the side that abstains less. A share of less than one
+    of them has the smallest, which none is below.
     """
     ordered = np.sort(confidences)
     count = _count(len(ordered), share)
-    return float((ordered[count - 1] + ordered[count]) / 2)
+    return float((ordered[max(0, count - 1)] + ordered[count]) / 2)
 
 
 def measure_abstention(scores: Mapping[str, Scores], *, scoring: Scoring, share: float) -> Abstention:

@@ -53,6 +53,24 @@ class Abstention(TypedDict):
     metrics: dict[str, float]
 
 
+class Escalation(TypedDict):
+    """An entry of the `escalate` of an exported file in run.json: a share of texts that is left to the teacher.
+
+    Attributes:
+        share: of dev that is left to the teacher; less is if several examples have the confidence of the threshold.
+        threshold: the teacher predicts where the largest probability of the file is below.
+        left: share of the examples of each split that are below.
+        accuracy: of the teacher there and of the file elsewhere, for each split with labels of the data.
+        interval: of the accuracy of a fresh sample as large as dev, its ends at 95%; None without labels of dev.
+    """
+
+    share: float
+    threshold: float
+    left: dict[str, float]
+    accuracy: dict[str, float]
+    interval: Interval | None
+
+
 class SmallerVectors(TypedDict):
     """An entry of the `vectors` of a file in run.json: a form of its vectors, compared with those of torch on dev.
 
@@ -163,6 +181,7 @@ class ExportedFile(FileComparison, _Judged, total=False):
         bytes: size on disk, with the weights of a large model that are in a second file.
         gate: `passed`, `undecided`, `failed` or `unchecked`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
+        escalate: shares of texts that are left to the teacher; empty for tasks without one class for each example.
         batch_sensitivity: how far its predictions depend on the other texts of a batch.
         batch_size: the number of texts that the bundle recommends to run together; None for any.
         vectors: the metric with smaller forms of its vectors; empty for tasks without vectors.
@@ -172,6 +191,7 @@ class ExportedFile(FileComparison, _Judged, total=False):
     bytes: Required[int]
     gate: Required[str]
     abstain: Abstention | None
+    escalate: list[Escalation]
     batch_sensitivity: BatchSensitivity
     batch_size: int | None
     vectors: list[SmallerVectors]

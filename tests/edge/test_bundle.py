@@ -151,10 +151,17 @@ def test_texts_and_pairs_are_any_values_in_order(write: Write) -> None:
         ({"recommended": 1}, "recommended is 1, expected null or the name of a model"),
         ({"recommended": None}, "recommends no model because all failed the gate: choose one of fp32"),
         ({"thresholds": {"fp32": 1.5}}, 'thresholds is {"fp32": 1.5}, expected a probability for each model that abst'),
+        ({"escalate": {"fp32": [[0, 0.7], [0.1, 0.6]]}}, "escalate is {"),
+        ({"escalate": {"fp32": [[0.1, 0.6], [0.1, 0.7]]}}, "expected shares and thresholds that rise, for each model"),
+        ({"escalate": {"int9": [[0, 0.6]]}}, "escalate has int9, expected some of fp32"),
         ({"files": {"model.onnx": "abc"}}, 'files is {"model.onnx": "abc"}, expected the SHA-256 of each file'),
         ({"decoder": "tags of 2031"}, "needs the decoder tags of 2031, this version of distill has classes, labels"),
         (
             {"labels": ["score"], "decoder": "number", "thresholds": {"fp32": 0.9}},
+            "is damaged: the decoder number has no thresholds",
+        ),
+        (
+            {"labels": ["score"], "decoder": "number", "escalate": {"fp32": [[0, 0.6]]}},
             "is damaged: the decoder number has no thresholds",
         ),
         ({"decoder": None}, "decoder is null, expected the name of a decoder"),
@@ -191,6 +198,34 @@ def test_a_bundle_with_a_threshold_gives_no_label_below_it(bundle: Path, capsys:
     assert lines == [f"(no label)\t{unsure['probability']:.4f}\ta film", f"long\t0.9820\t{texts[1]}"]
     assert main([str(bundle), *texts, "--json"]) == 0
     assert [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()] == [None, "long"]
+
+
+def test_a_share_of_dev_is_left_to_the_teacher(bundle: Path, capsys: Output) -> None:
+    texts = ["a film", TEXT]
+    unsure, sure = Bundle(bundle).predict(texts)  # Of the probabilities 0.5 and 0.982.
+    with pytest.raises(UserError, match=r"got escalate=0.05, and bundle.json of .* has no shares of dev for fp32: le"):
+        Bundle(bundle).predict(texts, escalate=0.05)
+    change(bundle, escalate={"fp32": [[0.0, 0.3], [0.1, 0.4], [0.2, 0.6], [0.3, 0.99]]})
+    loaded = Bundle(bundle)
+    assert loaded.predict(texts) == [unsure, sure]
+    for share, marks in ((0, [False] * 2), (0.1, [False] * 2), (0.14, [False] * 2), (0.16, [True, False]),
+                         (0.2, [True, False]), (0.3, [True] * 2)):  # fmt: skip
+        marked = loaded.predict(texts, escalate=share)
+        assert marked == [of | {"escalate": mark} for of, mark in zip([unsure, sure], marks, strict=True)]
+    for share in (-0.1, 0.31, float("nan"), "0.1", True):
+        with pytest.raises(UserError, match=r"got escalate=.*, expected a share from 0 to 0.3"):
+            loaded.predict(texts, escalate=share)  # type: ignore[call-overload]
+    command = [str(bundle), *texts, "--escalate", "0.2"]
+    assert main(command) == 0
+    assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == ["escalate", "-"]
+    assert main([str(bundle), "--escalate", "0.2", "--jsonl", '"a film"', " "]) == 0
+    assert [json.loads(line)["escalate"] for line in capsys.readouterr().out.splitlines()] == [True, None]
+    for option, expected in (
+        ("0.5", "got escalate=0.5, expected a share"),
+        ("0.2 --explain", "got --escalate, which ma"),
+    ):
+        assert main([*command[:-1], *option.split()]) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_bundle_json_is_compared_with_the_checksums_of_its_directory(bundle: Path) -> None:
