@@ -221,8 +221,7 @@ class Bundle(Shown):
         `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`, and a language
         model a text with masks its `masks` and the filled `text`; a query has the `order` and the `scores` of its
         documents. The label or choice is None where the bundle has a threshold and the probability is below. The
-        prediction for a record that was cut has `truncated`, which is true. With `escalate` each prediction says by
-        that key whether it is left to the teacher.
+        prediction for a record that was cut has `truncated`, which is true.
 
         Args:
             records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`,
@@ -231,26 +230,18 @@ class Bundle(Shown):
             batch_size: rows of a forward pass, fewer of long ones; None for that of the bundle.
             truncate: whether to cut a record of more than `max_length` tokens.
             most_rows: windows that a record may have; None for any number.
-            rounds: of predictions of the masks of a text. All are predicted at once; each further round masks the least
-                certain tokens again, fewer each time, and predicts them from the others (`refine_masks`). None is one
-                round, or as many as bundle.json has for targets whose masks are filled.
+            rounds: of predictions of the masks of a text. Each further one masks the least certain tokens again
+                (`refine_masks`). None is one, or as many as bundle.json has for targets whose masks are filled.
             lengths: of a target whose masks are filled, the likeliest ones. Of their texts the one with the largest
                 mean log-probability of a token is taken. None for as many as bundle.json has.
-            escalate: share of dev, from 0 to 0.3, whose least sure predictions are left to the teacher; of other texts
-                it is the share that they have below the same probability. Between two shares of bundle.json the
-                probability is interpolated, and 0 leaves nothing. None marks no prediction.
+            escalate: share of dev, from 0 to 0.3, whose least sure predictions are left to the teacher. Predictions
+                then have `escalate`, which is true where their probability is below that of this share of dev.
 
         Raises:
-            LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away, and for
-                one of more windows.
-            UserError: for a record of another form, a model whose logits are not finite, `rounds` below 1, or above it
-                for a bundle that fills no masks, and `lengths` below 1, or for a bundle that predicts none, and another
-                `escalate`, or for a bundle without shares of dev.
+            LongTextError: for a record that may not be cut, of more windows, or whose masks or question are cut away.
+            UserError: for a record of another form, logits that are not finite, and options out of range or in vain.
         """
-        options = prediction.PredictionOptions(
-            self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths, self._find_threshold(escalate)
-        )
-        predictor = self._create_predictor(options)
+        predictor = self._create_predictor(batch_size, truncate, most_rows, rounds, lengths, escalate)
         if not isinstance(records, str | Mapping | MaskedTokens):
             return self._predict(self._records(records, pairs), predictor)
         if not isinstance(pairs, str | None):
@@ -407,7 +398,10 @@ class Bundle(Shown):
         return [list(pair) for pair in zip(cast(list[str], listed), cast(list[str], others), strict=True)]
 
     def _find_threshold(self, escalate: float | None) -> float | None:
-        """Returns the probability below which this share of dev is; None for None."""
+        """Returns the probability below which this share of dev is, interpolated between those of bundle.json.
+
+        It is 0 for 0, which leaves nothing to the teacher, and None for None.
+        """
         if escalate is None:
             return None
         rows = self.manifest.get("escalate", {}).get(self.model)
@@ -421,7 +415,13 @@ class Bundle(Shown):
             raise UserError(f"got escalate={shorten(escalate)}, expected a share from 0 to {shares[-1]}")
         return float(np.interp(escalate, shares, thresholds)) if escalate else 0.0
 
-    def _create_predictor(self, options: prediction.PredictionOptions) -> prediction.Predictor:
+    def _create_predictor(
+        self, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int | None, lengths: int | None,
+        escalate: float | None,
+    ) -> prediction.Predictor:  # fmt: skip
+        options = prediction.PredictionOptions(
+            self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths, self._find_threshold(escalate)
+        )
         subject = f"{self.directory} is of a {self.manifest.get('kind')}"
         if self._filler is not None:
             return prediction.TargetFiller(self._rows, self._run_finite, self.threshold, subject, options, self._filler)

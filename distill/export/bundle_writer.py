@@ -84,8 +84,7 @@ def write_bundle(
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
-        taught_by: the scores of the teacher by split, to which uncertain texts may be left, and of which a student of
-            vectors may search the documents.
+        taught_by: the scores of the teacher by split, to which texts are left, and whose documents may be searched.
         entries: of bundle.json: `teacher`, its name and metrics to be shown beside those of the student, and `space`,
             its fingerprint where the vectors of the student are among its own.
     """
