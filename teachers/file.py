@@ -13,7 +13,7 @@ from distill.core.options import show_value
 from distill.data.splits import LabelledData
 from distill.kinds.kind import Kind
 from distill.kinds.known import CANDIDATES, ID, LABEL, SPANS, TAGS, TRUST, VECTOR, KnownTable, collect, join_texts
-from distill.kinds.outputs import KnownOutputs
+from distill.kinds.outputs import KnownOutputs, Labelling
 from distill.rows.columns import SUFFIXES, Table, read_table
 
 from .pretrained import Pretrained
@@ -34,6 +34,8 @@ class OutputFile:
     - choices: `scores` or `probabilities`, a list, or `label`.
     - tags: `tags`, one for each word, or `spans` with `start`, `end`, `type` and maybe `score`, by characters of
       `text`.
+
+    A file beside it that ends in .json, if there is one, names the model that gave them and its cost (`Labelling`).
 
     Args:
         name: name of the teacher in records and directories.
@@ -92,8 +94,8 @@ class OutputFile:
         """Returns the outputs of the file.
 
         Raises:
-            UserError: for outputs that are none of the task's kind, and texts and ids that are there twice with
-                different values.
+            UserError: for outputs that are none of the task's kind, texts and ids that are there twice with different
+                values, and a damaged record of the labelling.
         """
         assert isinstance(task, Kind)
         assert isinstance(data, LabelledData)
@@ -101,7 +103,8 @@ class OutputFile:
         known = KnownTable(table, tuple(data.labels), TRUST if self.trust == MEASURED else float(self.trust))
         has_labels = any(name in table.names for name in (LABEL, CANDIDATES, TAGS, SPANS))
         outputs = collect(table, task.read_known(known, data))
-        found = KnownOutputs(str(self.path), outputs, has_distributions=not has_labels)
+        labelling = Labelling.read(self.path.with_suffix(".json"))
+        found = KnownOutputs(str(self.path), outputs, has_distributions=not has_labels, labelling=labelling)
         if self.trust != MEASURED:
             return found
         trust = _measure_trust(task, data, found)

@@ -4,15 +4,18 @@ import hashlib
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.core.console import print_line
 from distill.core.contracts import TAUGHT, Batch, EncodedSplits, Items, Outputs
-from distill.core.errors import UserError
+from distill.core.errors import UserError, first_line
 from distill.data.batches import MixedExamples, TokenizedExamples
 from distill.data.splits import LabelledData, Split
 from distill.kinds.kind import UNLABELLED, Kind
@@ -47,6 +50,45 @@ class KnownReading:
         return replace(outputs, logits=logits.to(items.labels.device))
 
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The file in JSON beside a table: the model that gave its outputs, and the cost of a call of it where it is known.
+
+    Args:
+        schema: of the file. Other keys are ignored.
+        milliseconds: median of one call.
+    """
+
+    schema: Literal[1]
+    model: str
+    dollars_per_million_texts: Amount
+    milliseconds: Amount
+
+    @classmethod
+    def read(cls, path: Path) -> "Labelling | None":
+        """Returns the content of a file, None if there is none; raises UserError for a damaged or unfitting one."""
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            reason = first_line(error)
+            if isinstance(error, ValidationError):
+                [first, *_] = error.errors()
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise UserError(
+                f"{path} is no record of a labelling ({reason}), expected schema 1, model, dollars_per_million_texts "
+                "and milliseconds (numbers or null): label again, or give it another name"
+            ) from error
+
+    def record(self) -> dict[str, Any]:
+        """Returns the fields of the `teacher` of run.json."""
+        return {name: value for name, value in vars(self).items() if name != "schema"}
+
+
 @dataclass(frozen=True, eq=False)
 class KnownOutputs:
     """The outputs of a table.
@@ -56,12 +98,14 @@ class KnownOutputs:
         found: the outputs `[k, C]` by the texts of an item.
         temperature: divides the logits.
         has_distributions: whether they are no labels with a probability that was given to all of them.
+        labelling: the model that gave them; None where nothing is known of it.
     """
 
     source: str
     found: Mapping[Key, np.ndarray]
     temperature: float = 1.0
     has_distributions: bool = False
+    labelling: Labelling | None = None
 
     def look_up(self, task: Kind, split: Split) -> list[np.ndarray | None]:
         """Returns the outputs `[k, C]` of the items of each example, None for one without."""

@@ -250,7 +250,7 @@ _RECORD: dict[str, Any] = {
             "text!": str, "steps!": int, "words": int, "pieces_per_word": {"before!": float, "after!": float},
         },
         "constant?": {"answer?": str, "metrics!": _METRICS},
-        "against_constant?": _DIFFERENCE,
+        "against_constant?": _DIFFERENCE, "dollars_per_million_texts?": float, "milliseconds?": float,
     },
     "student?": {"name!": str, **_MODEL},
     "baseline?": _BASELINE,

@@ -311,7 +311,9 @@ class PreparedTeacher:
             for member, share in zip(self.members, self.shares, strict=True)
         ]
         members = {"members": rows} if self.ensemble else {}
-        return {name: getattr(self, name) for name in fields} | comparison | members
+        labelling = None if self.known is None else self.known.labelling
+        further = members | ({} if labelling is None else labelling.record())
+        return {name: getattr(self, name) for name in fields} | comparison | further
 
 
 def join_prepared(teachers: Sequence[PreparedTeacher], *further: object, resolved: str, **own: Any) -> PreparedTeacher:

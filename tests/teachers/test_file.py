@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from distill.builtin.teachers.file import OutputFile
 
 from distill.core.errors import UserError
+from distill.edge import Bundle
 from distill.kinds import Classification, TokenClassification
 from distill.kinds.known import join_texts
 from distill.rows.columns import Table
@@ -50,6 +52,7 @@ def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
         for number, row in reversed(list(enumerate(rows)))
     ]
     path = write_rows(tmp_path / "probabilities.jsonl", nested)
+    path.with_suffix(".json").write_text(json.dumps(LABELLING | {"texts": 64}), encoding="utf-8")
     teacher_of_file = ("+teacher=file", f"teacher.path={path}", f"teacher.encoder={inference}")
     given = teacher_options(tmp_path, *teacher_of_file, is_timed=True)
     options = [*given, f"task.data_dir={films}", "objective=hinton", f"teacher.texts={texts}"]
@@ -63,10 +66,45 @@ def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
     assert "smaller than" not in report
     assert (teacher["resolved"], teacher["origin"]) == ("probabilities.jsonl", "outputs of probabilities.jsonl")
     assert (teacher["metrics"]["accuracy"], teacher["parameters"]) == (1.0, None)
+    known = {name: teacher[name] for name in ("model", "dollars_per_million_texts", "milliseconds")}
+    assert known == {"model": "llm", "dollars_per_million_texts": 12.5, "milliseconds": None}
+    [sure, *_, last] = record["export"]["fp32"]["escalate"]
+    assert (sure["accuracy"]["dev"], sure["left"]["dev"]) == (record["export"]["fp32"]["metrics"]["accuracy"], 0.0)
+    assert "## What is left to the teacher\n\nAt 10% left to the teacher: " in report
+    assert f"| 30% | {last['accuracy']['dev']:.4f} | " in report
+    [bundle] = (tmp_path / "runs").rglob("bundle")
+    rows = pyarrow.parquet.read_table(bundle.parent / "predictions.parquet").to_pandas().query("split == 'dev'")
+    marked = [of["escalate"] for of in Bundle(bundle, model="fp32").predict(rows["text"].tolist(), escalate=0.3)]
+    assert marked == (rows["fp32_probability"] < last["threshold"]).tolist()
+    assert sum(marked) == round(last["left"]["dev"] * len(rows)) == int(0.3 * len(rows))
+    by_both = rows["fp32_prediction"].where(rows["fp32_probability"] >= last["threshold"], rows["teacher_prediction"])
+    assert last["accuracy"]["dev"] == (by_both == rows["label"]).mean()
     for option in ("augment=tang", f"task.bank={films}"):
         code, _, error = command(*options, option)
         assert code == 2
         assert f"{option.partition('=')[0]} adds texts that teacher file has no probabilities of: leave it out" in error
+
+
+LABELLING: Row = {"schema": 1, "model": "llm", "dollars_per_million_texts": 12.5, "milliseconds": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Invalid JSON"), ('["dull", "lovely"]', "Input should be an object"),
+        (LABELLING | {"schema": 2}, "schema: Input should be 1"), ({"schema": 1}, "model: Field required"),
+        (LABELLING | {"dollars_per_million_texts": -1}, "dollars_per_million_texts: Input should be greater than"),
+        (LABELLING | {"milliseconds": "2"}, "milliseconds: Input should be a valid number"),
+        (LABELLING | {"milliseconds": float("nan")}, "milliseconds: Input should be a finite number"),
+    ],
+)  # fmt: skip
+def test_a_damaged_record_of_a_labelling_is_named(tmp_path: Path, content: str | Row, reason: str) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "outputs.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"outputs.json is no record of a labelling \(.*\), expected schema 1") as error:
+        read_outputs(tmp_path, probability_rows(), "sentence", ["dull", "lovely"])
+    assert reason in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_equal_rows_may_be_there_twice(tmp_path: Path) -> None:
