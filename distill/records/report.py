@@ -41,6 +41,7 @@ from distill.records.verdict import (
     format_spread,
     is_missing,
     number_format,
+    recommend,
     task_sections,
 )
 from distill.training.statistics import Spread
@@ -215,6 +216,58 @@ def _with_share(value: Spread | None, teacher: Spread | None, unit: Unit) -> str
     return format_spread(value) + ("" if share is None else f" ({share:.1%})")
 
 
+ESCALATED = 0.1  # The share of dev in the sentence about texts that are left to the teacher.
+
+
+def escalation_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the accuracy and the costs of each share of dev that is left to the teacher, the header first.
+
+    Their file is the recommended one. It is empty without a teacher to compare, or labels of dev.
+    """
+    results, file, rows = Results(record), *_list_escalations(record)
+    if not rows:
+        return []
+    teacher, timed = record["teacher"], results.timing("student", timed_name(file, record["export"][file]["file"]))
+    call, price = teacher.get("milliseconds"), teacher.get("dollars_per_million_texts")
+    if call is None:  # The predictions are those of torch.
+        call = (results.timing("teacher", "torch") or {}).get("p50_ms")
+    left, own = [row["left"][DEV] for row in rows], timed["p50_ms"] if timed else None
+    means = [None if own is None else own if not share else call and own + share * call for share in left]
+    columns = {
+        "left to the teacher": [f"{row['share']:.0%}" for row in rows],
+        "accuracy on dev": [format_number(row["accuracy"][DEV], ".4f") for row in rows],
+        "95% interval": [" to ".join(f"{end:.4f}" for end in row["interval"]) for row in rows],
+        **{
+            f"accuracy on {split}": [format_number(row["accuracy"].get(split), ".4f") for row in rows]
+            for split in rows[0]["accuracy"]
+            if split != DEV
+        },
+        "calls saved": [f"{1 - share:.1%}" for share in left],
+        "$ a million texts": [format_number(None if price is None else share * price, ",.2f") for share in left],
+        "ms a text": [format_number(mean, ".2f") for mean in means],
+    }
+    return _list_rows(columns)
+
+
+def escalation_sentence(record: Record) -> str | None:
+    """Returns the accuracy in words where `ESCALATED` of dev is left to the teacher; None without a table."""
+    for row in _list_escalations(record)[1]:
+        if row["share"] == ESCALATED:
+            low, high = row["interval"]
+            return (
+                f"At {ESCALATED:.0%} left to the teacher: {row['accuracy'][DEV]:.1%} of dev are right ({low:.1%} to "
+                f"{high:.1%} of a fresh sample as large), and {1 - row['left'][DEV]:.1%} of the calls are saved."
+            )
+    return None
+
+
+def _list_escalations(record: Record) -> tuple[str, list[Record]]:
+    """Returns the recommended format, and its shares of dev with an accuracy; none without a recommended file."""
+    file = recommend(record["export"] or {})
+    rows = record["export"][file].get("escalate") or [] if file else []
+    return file or "", [row for row in rows if row["interval"]]
+
+
 def breakdown_table(models: Record, record: Record, kind: str, number: str) -> list[tuple[str, ...]]:
     """Returns a header and the rows of a split: each group, its number, and each model's metric.
 
@@ -352,7 +405,8 @@ def render_report(
     }
     text = _render(
         "report.md.jinja", record, title=_title(record), metrics=metric_table(record), seeds=seed_table(record),
-        transfer=transfer_table(record), breakdowns=breakdowns,
+        transfer=transfer_table(record), breakdowns=breakdowns, escalation=escalation_table(record),
+        escalated=escalation_sentence(record),
         analysis=analysis, written=tabulate_written(record), samples=samples, sections=sections, is_section=is_section,
         **({} if is_section else status),
     )  # fmt: skip

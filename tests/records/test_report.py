@@ -92,6 +92,33 @@ def test_sets_that_select_nothing_have_a_table_with_the_share_of_the_teachers_me
     assert report.transfer_sentences(record()) == []
 
 
+def test_texts_that_are_left_to_the_teacher_have_their_accuracy_and_costs() -> None:
+    content = record()
+    content["export"]["fp32"]["escalate"] = [
+        {"share": share, "threshold": 0.5 + share, "left": {"dev": left, "test": 0.5},
+         "accuracy": {"dev": accuracy, "test": 0.5}, "interval": [accuracy - 0.1, 1.0]}
+        for share, left, accuracy in ((0.0, 0.0, 0.9), (0.1, 0.0833, 0.9167))
+    ]  # fmt: skip
+    text = report.render_report(content)
+    assert (
+        "## What is left to the teacher\n\nAt 10% left to the teacher: 91.7% of dev are right (81.7% to 100.0% of"
+        in text
+    )
+    assert "| left to the teacher | accuracy on dev | 95% interval | accuracy on test | calls saved | $ a mil" in text
+    assert "| 0% | 0.9000 | 0.8000 to 1.0000 | 0.5000 | 100.0% | - | 8.00 |" in text
+    assert "| 10% | 0.9167 | 0.8167 to 1.0000 | 0.5000 | 91.7% | - | 9.67 |" in text  # 8 + 0.0833 * 20 ms, in torch.
+    content["teacher"] |= {"dollars_per_million_texts": 300.0, "milliseconds": 600.0}
+    text = report.render_report(content)
+    assert "| 100.0% | 0.00 | 8.00 |" in text
+    assert "| 91.7% | 24.99 | 57.98 |" in text
+    untimed = report.render_report({**content, "benchmark": []})
+    assert "| 91.7% | 24.99 | - |" in untimed
+    content["export"]["fp32"]["escalate"][1]["interval"] = None
+    content["export"]["fp32"]["escalate"][0]["interval"] = None
+    assert "left to the teacher" not in report.render_report(content)
+    assert "left to the teacher" not in report.render_report(record())
+
+
 def test_both_metrics_of_sentences_that_are_given_as_words_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     task = record()["task"] | {"splitter": "edges", "split_differently": {"dev": 0.25, "test": 0.5}}
     scored = {"accuracy": 0.9, "text_accuracy": 0.895, "test/accuracy": 0.8, "test/text_accuracy": 0.5}
