@@ -255,8 +255,9 @@ def escalation_sentence(record: Record) -> str | None:
         if row["share"] == ESCALATED:
             low, high = row["interval"]
             return (
-                f"At {ESCALATED:.0%} left to the teacher: {row['accuracy'][DEV]:.1%} of dev are right ({low:.1%} to "
-                f"{high:.1%} of a fresh sample as large), and {1 - row['left'][DEV]:.1%} of the calls are saved."
+                f"At {ESCALATED:.0%} left to the teacher: {row['accuracy'][DEV]:.1%} of the predictions are right "
+                f"({low:.1%} to {high:.1%} in a fresh sample as large as dev), and {1 - row['left'][DEV]:.1%} of the "
+                "calls are saved."
             )
     return None
 
