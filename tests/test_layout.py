@@ -19,7 +19,7 @@ LEVELS = (
     {"core"},
     {"rows"},
     {"edge", "losses"},
-    {"data"},
+    {"data", "labelling"},
     {"models", "text"},
     {"kinds"},
     {"training"},

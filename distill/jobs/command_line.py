@@ -90,6 +90,10 @@ JOBS: dict[str, Job] = {
     "check": _job_without_run(
         "preflight:run_check", "job=", "data=", "text=", "label=", "json=", words="data, text, label and json"
     ),
+    "label": _job_without_run(
+        "labelling_job:run_label", "job=", "label.", "data=", "task=", "task.", "dry_run=", "seed=",
+        words="data, label.*, task, seed and dry_run",
+    ),
     "report": _job_without_run(
         "publishing_jobs:run_report", "job=", "runs=", "report_dir=", "refresh=", words="runs, report_dir and refresh"
     ),
@@ -134,7 +138,14 @@ _WITHOUT = {
     "objective": "objective=supervised, which learns from the labels alone",
     "logger": "logger=[]",
 }
-_READ_BY = {"check": "data", "report": "runs", "glue_test": "runs", "publish": "run", "inspect": "model"}
+_READ_BY = {
+    "check": "data",
+    "label": "data",
+    "report": "runs",
+    "glue_test": "runs",
+    "publish": "run",
+    "inspect": "model",
+}
 _CLOSING = {"[": "]", "{": "}"}
 
 ListNames = Callable[[str], Sequence[str]]

@@ -32,6 +32,7 @@ from distill.kinds.scoring import (
     expected_calibration_error,
     read_metrics,
 )
+from distill.labelling.forms import ClassForm, Form, SetForm
 from distill.losses import HardLabels
 from distill.rows.labels import simplify
 
@@ -589,6 +590,7 @@ class Classification(TextRows):
     kinds = ("classification", "multi_label_classification")
     decoder = "classes"
     can_abstain = True
+    answer_form: type[Form[Any]] | None = ClassForm
 
     @check_arguments
     def __init__(
@@ -632,6 +634,7 @@ class Classification(TextRows):
             raise OptionError("label", "null", "the column of the labels, because task.multi_label=true")
         if multi_label:
             self.kind, self.likelihood, self.decoder = self.kinds[1], "sigmoid", "labels"
+            self.answer_form = SetForm
             self.can_abstain, self.no_label = False, np.nan
             # By which the pipelines of transformers take the sigmoid too.
             self.model_settings = {"problem_type": self.kind}

@@ -20,6 +20,7 @@ from distill.data.sources import TableSource
 from distill.data.splits import SHARE, LabelledData, Split, text_split
 from distill.data.tokenization import Tokens, tokenize_split
 from distill.kinds.known import Found, Key, KnownTable, normalize
+from distill.labelling.forms import Form
 from distill.models.forward import collect_outputs, run_model
 
 WEIGHTS = "class_weights"  # The column of batches with the weights of the items.
@@ -123,6 +124,8 @@ class Kind(TaskInfo, Shown):
     source: TableSource
     # The columns of texts in a table with outputs of a teacher; empty for a kind that has no such table.
     known_columns: tuple[str, ...] = ()
+    # The question about an example to a language model; None for a kind that has none.
+    answer_form: type[Form[Any]] | None = None
 
     def __init__(self, name: str, max_length: int, *, builtin: bool = False, pool: PoolSource | None = None) -> None:
         self.name, self.max_length, self.builtin, self.kind = name, max_length, builtin, self.kinds[0]

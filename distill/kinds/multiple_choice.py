@@ -46,6 +46,7 @@ from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
 from distill.kinds.known import LABEL, PROBABILITIES, SCORES, SMALLEST, Found, Key, KnownTable, normalize, spread
 from distill.kinds.scoring import Scoring, always
+from distill.labelling.forms import ChoiceForm
 from distill.losses import HardLabels
 from distill.losses.term import scatter_logits
 from distill.rows.columns import Table
@@ -348,6 +349,7 @@ class MultipleChoice(Kind):
     auto_class = "AutoModelForMultipleChoice"
     decoder = "choices"
     pair = can_abstain = True
+    answer_form = ChoiceForm
 
     @check_arguments
     def __init__(

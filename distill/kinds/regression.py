@@ -21,6 +21,7 @@ from distill.kinds import labelled_rows
 from distill.kinds.known import LABEL, SCORE, Found, KnownTable
 from distill.kinds.labelled_rows import TextRows
 from distill.kinds.scoring import Functions, NumberScoring, annotate_metrics, is_constant, read_metrics
+from distill.labelling.forms import NumberForm
 from distill.losses import HardLabels
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Regression(TextRows):
     likelihood = "gaussian"
     decoder = "number"
     no_label = np.nan
+    answer_form = NumberForm
 
     @check_arguments
     def __init__(

@@ -49,6 +49,7 @@ from distill.kinds.kind import WEIGHTS, Encoder, Kind
 from distill.kinds.known import SCORE, SPANS, TAGS, Found, KnownTable, spread
 from distill.kinds.labelled_rows import ClassWeights, describe_weights, resolve_class_weights, show_names, weight_column
 from distill.kinds.scoring import Scoring, always, list_by_example
+from distill.labelling.forms import SpanForm
 from distill.losses import HardLabels
 from distill.rows.columns import BLANK, Table, read_conll
 from distill.rows.formats import check_surrogates, is_without_label
@@ -502,6 +503,7 @@ class TokenClassification(Kind):
     auto_class = "AutoModelForTokenClassification"
     decoder = "tags"
     can_augment = has_mentions = True
+    answer_form = SpanForm
 
     @check_arguments
     def __init__(

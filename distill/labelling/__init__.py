@@ -1,0 +1,1 @@
+"""Labels from a language model at an endpoint: questions, answers, their probabilities, and their cost."""

@@ -1,0 +1,128 @@
+"""Answers that were paid for, one line each in a file that is synced before the next, and what they have cost."""
+
+import hashlib
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from distill.core.errors import UserError
+from distill.core.files import acquire_lock, release_lock
+
+
+def question_key(request: Mapping[str, object], model: str) -> str:
+    """Returns the SHA-256 of all that an answer depends on: the messages with the text, the settings and the model."""
+    content = json.dumps([model, request], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply as it is kept.
+
+    Args:
+        key: of its question.
+        text: of the reply.
+        shares: the probability of each option; None where the server gives none.
+        read, written: tokens of the question and of the reply.
+        seconds: from the question to the reply.
+        refusal: the reason for which the reply has no answer, None for a reply that has one.
+    """
+
+    key: str
+    text: str
+    shares: list[float] | None
+    read: int
+    written: int
+    seconds: float
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars for a million tokens of questions and of replies."""
+
+    input: float
+    output: float
+
+    def of(self, read: float, written: float) -> float:
+        """Returns the dollars of so many tokens."""
+        return (read * self.input + written * self.output) / 1e6
+
+
+@dataclass
+class AnswerFile:
+    """The answers of a file by their questions; one process at a time may add some.
+
+    Attributes:
+        by_key: the answers to each question in their order.
+        number, read, written: of all answers, with the tokens of questions and of replies.
+        refusals: number of replies without an answer by the reason.
+    """
+
+    path: Path
+    by_key: dict[str, list[Answer]] = field(default_factory=dict)
+    number: int = 0
+    read: int = 0
+    written: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock, self._thread_lock = acquire_lock(self.path), threading.Lock()
+        if self._lock is None and os.name != "nt":
+            raise UserError(f"{self.path} is written by another process: wait for its end, or set another label.output")
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content.rfind(b"\n") + 1  # What a killed process has written of a line is no answer.
+        for number, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                self._add(Answer(**json.loads(line)))
+            except (ValueError, TypeError):
+                raise UserError(f"{self.path}, line {number} is no answer: it was edited, take the line out") from None
+        self._file = open(self.path, "ab")
+        self._file.truncate(whole)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        release_lock(self._lock)
+
+    def add(self, answer: Answer) -> None:
+        """Appends an answer, and returns when it is on the disk."""
+        line = json.dumps(vars(answer), ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+        with self._thread_lock:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._add(answer)
+
+    def _add(self, answer: Answer) -> None:
+        self.by_key.setdefault(answer.key, []).append(answer)
+        self.number += 1
+        self.read += answer.read
+        self.written += answer.written
+        if answer.refusal is not None:
+            self.refusals[answer.refusal] += 1
+
+
+def estimate_tokens(known: Mapping[int, tuple[float, float]], lengths: np.ndarray) -> tuple[float, float]:
+    """Returns the tokens of the questions and of the replies of all examples, from those of some.
+
+    The tokens of a question are a line over its characters, and the replies have as many as those that are known.
+
+    Args:
+        known: the tokens of the question and of the reply of some examples.
+        lengths: characters of every example, `[n]`.
+    """
+    rows = list(known)
+    read, written = (np.array(values, dtype=float) for values in zip(*known.values(), strict=True))
+    slope, base = 0.0, float(read.mean())
+    if len(set(lengths[rows].tolist())) > 1:
+        slope, base = np.polyfit(lengths[rows], read, 1)
+    return float((base + slope * lengths).sum()), float(written.mean() * len(lengths))
