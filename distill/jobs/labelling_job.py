@@ -21,6 +21,7 @@ from distill.core.files import write_json, write_text
 from distill.core.options import STRICT, check_options, show_value
 from distill.jobs.execution import instantiate
 from distill.jobs.preflight import given_options, refuse_other_options
+from distill.kinds.known import Key, normalize
 from distill.labelling.answers import AnswerFile, Price
 from distill.labelling.endpoint import Endpoint
 from distill.labelling.forms import AnswerError, Form, Row
@@ -142,12 +143,12 @@ def run_label(config: DictConfig) -> None:
 
 
 def read_examples(form: Form[Any], data: Path, column: str, gold: str | None) -> Examples:
-    """Returns the rows of a table, and those of a table of gold rows before them.
+    """Returns the rows of a table, and those of a table of gold rows before them, each text once.
 
     Raises:
         UserError: for columns that are missing, a table without texts, and right labels that are no answers.
     """
-    rows, right = list[Row](), dict[int, object]()
+    rows, right, numbers = list[Row](), dict[int, object](), dict[Key, int]()
     for path in [*([] if gold is None else [Path(gold)]), data]:
         path = path.expanduser()
         if not path.is_file():
@@ -163,9 +164,11 @@ def read_examples(form: Form[Any], data: Path, column: str, gold: str | None) ->
             label = table.columns[column][row] if column in table.names else None
             if any(is_missing(value) or value == "" for value in values.values() if not isinstance(value, list)):
                 continue
+            number = numbers.setdefault(normalize([text for _, text in form.texts(values)]), len(rows))
+            if number == len(rows):
+                rows.append(values)
             if not is_missing(label) and label != "":
-                right[len(rows)] = _read_gold(form, table, row, values, label)
-            rows.append(values)
+                right.setdefault(number, _read_gold(form, table, row, values, label))
     if not rows:
         raise UserError(f"{data} has no text in {show_names(form.columns)}, expected a text in every row")
     return Examples(rows, right, column)
