@@ -30,8 +30,8 @@ def read_rows(directory: Path, split: str, text: str, label: str) -> list[tuple[
     """Returns the texts and labels of a split, each text once."""
     [path] = directory.glob(f"{split}.*")
     table = read_table(path, (text, label))
-    columns = table.columns[text], map(str, table.columns[label])
-    return list(dict(zip(*columns, strict=True)).items())
+    rows = zip(map(str, table.columns[text]), map(str, table.columns[label]), strict=True)
+    return list(dict(rows).items())
 
 
 def main() -> None:
@@ -63,7 +63,9 @@ def main() -> None:
                 epochs = arguments.epochs[choice != "all"]
                 number = len(splits["train"]) if choice == "all" else round(SHARE * len(splits["train"]))
                 options = [f"label.rows={number}", f"label.choose={'uncertain' if choice == 'uncertain' else 'random'}"]
-                bundle = train(Path(place), server.url, classes, arguments.encoder, [*options, f"seed={seed}"], epochs, choice)
+                bundle = train(
+                    Path(place), server.url, classes, arguments.encoder, [*options, f"seed={seed}"], epochs, choice
+                )
                 predictions = bundle.predict([text for text, _ in splits["test"]])
                 pairs = zip(predictions, splits["test"], strict=True)
                 found.append(float(np.mean([prediction["label"] == label for prediction, (_, label) in pairs])))

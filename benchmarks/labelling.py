@@ -2,8 +2,8 @@
 
     python -m benchmarks.labelling
 
-A server of the tests replies to 5,000 texts. A fifth of its replies have one of ten faults, and the labelling is killed by
-SIGKILL ten times at random. The table has the texts without a label, and those that were paid twice, as the server counts
+A server of the tests replies to 5,000 texts. A fifth of its replies have one of ten faults, and SIGKILL kills the labelling
+ten times at random. The table has the texts without a label, and those that were paid twice, as the server counts
 them; the price is that of a dry run before, beside the sum of all replies.
 """
 
@@ -54,16 +54,18 @@ def main() -> None:
             "label.model=tiny", "label.classes={refund: asks for money back, other: anything else}",
             "label.price={input: 0.15, output: 0.60}", "label.timeout=2",
         ]  # fmt: skip
-        options = {"cwd": place, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}}
-        dry = subprocess.run([*command, "dry_run=true"], **options, capture_output=True, text=True, check=True)
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        dry = subprocess.run(
+            [*command, "dry_run=true"], cwd=place, env=environment, capture_output=True, text=True, check=True
+        )
         for _ in range(arguments.kills):
-            process = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.DEVNULL)
             reached.wait()
             process.send_signal(signal.SIGKILL)
             process.wait()
             mark[0] = next(marks, arguments.texts)
             reached.clear()
-        done = subprocess.run(command, **options, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True)
         labels = [json.loads(line) for line in Path(place, "labels.jsonl").read_text().splitlines()]
         right = sum(row["label"] == json.loads(answer(row["text"]))["label"] for row in labels)
         expected = float(dry.stdout.partition("Price    $")[2].partition(" ")[0])

@@ -5,11 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import numpy as np
 
-from distill.core.errors import OptionError
+from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
 from distill.edge.words import split_words
 from distill.rows.labels import simplify
@@ -86,6 +87,10 @@ class Form(Generic[A]):
         system = [self.task, self.instructions, described, f"Answer with JSON alone: {self.example}", _RULES]
         texts = "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in self.texts(row))
         return [{"role": "system", "content": "\n".join(filter(None, system))}, {"role": "user", "content": texts}]
+
+    def row(self, text: str, pair: str | None, choices: Sequence[str]) -> Row:
+        """Returns an example with the columns of the question."""
+        return dict(zip(self.columns, (text, pair), strict=False))
 
     def texts(self, row: Row) -> list[tuple[str, str]]:
         """Returns the texts of an example with their names."""
@@ -173,6 +178,10 @@ class OptionForm(Form[str]):
         shares = np.bincount([options.index(answer) for answer in answers], minlength=len(options)) / len(answers)
         return options[int(shares.argmax())], shares
 
+    def to_prediction(self, answer: str, row: Row) -> dict[str, object]:
+        """Returns an answer in the form of a bundle's prediction."""
+        return {"label": answer}
+
 
 class ClassForm(OptionForm):
     """One of several classes of a text or of a pair."""
@@ -254,6 +263,12 @@ class ChoiceForm(OptionForm):
     def texts(self, row: Row) -> list[tuple[str, str]]:
         numbered = zip(self.options(row), self.choices(row), strict=True)
         return [("question", str(row[self.columns[0]])), *((f"choice_{number}", text) for number, text in numbered)]
+
+    def row(self, text: str, pair: str | None, choices: Sequence[str]) -> Row:
+        return {self.columns[0]: text, self.columns[1]: list(choices)} | {name: [] for name in self.columns[2:]}
+
+    def to_prediction(self, answer: str, row: Row) -> dict[str, object]:
+        return {"choice": self.choices(row)[int(answer) - 1], "index": int(answer) - 1}
 
     def read_gold(self, value: object, row: Row) -> str:
         choices = self.choices(row)
@@ -337,3 +352,22 @@ class SpanForm(Form[list[Span]]):
 
 def _place(span: Span) -> tuple[int, int, str]:
     return span["start"], span["end"], span["type"]
+
+
+FORMS: Mapping[str, type[Form[Any]]] = {
+    form.__name__: form for form in (ClassForm, SetForm, NumberForm, ChoiceForm, SpanForm)
+}
+
+
+def read_question(path: Path) -> tuple[Form[Any], str]:
+    """Returns the question of the record that job=label leaves beside its labels, and the name of the model.
+
+    Raises:
+        UserError: for another file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        form = FORMS[content["form"]](tuple(content["columns"]), content["classes"], content["instructions"])
+        return form, str(content["model"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no record of job=label, expected the labels.json beside labels.jsonl") from error

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from distill.core.errors import DistillError, UserError, forget_interrupt, install_command
 from distill.serve.limits import Limits, is_loopback
@@ -75,6 +76,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="refuse a text of more tokens than the bundle reads; by default it is cut",
     )  # fmt: skip
     parser.add_argument(
+        "--escalate-to", metavar="URL",
+        help="endpoint of a language model that makes the predictions of which the bundle is least sure",
+    )  # fmt: skip
+    parser.add_argument(
+        "--escalate-question", metavar="FILE", help="the labels.json of job=label, with the question and the model"
+    )  # fmt: skip
+    parser.add_argument(
+        "--escalate-share", type=float, default=0.1, help="share of dev that is left to it, up to 0.3 (%(default)s)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--escalate-seconds", type=float, default=5.0, help="s until the bundle's own prediction stays (%(default)s)"
+    )  # fmt: skip
+    parser.add_argument(
         "--reload",
         type=float,
         default=1.0,
@@ -91,6 +105,7 @@ def _serve(options: argparse.Namespace) -> None:
     """
     try:
         from distill.serve.bundles.app import BundleService, create_app
+        from distill.serve.bundles.escalation import Escalation
         from distill.serve.bundles.served_models import load_models
         from distill.serve.http import run
     except ModuleNotFoundError as error:
@@ -98,7 +113,15 @@ def _serve(options: argparse.Namespace) -> None:
     token = read_token()
     check_options(options, token)
     limits = Limits(**{name: getattr(options, name) for name in ("batch_size", "refuse_long", *LIMITS)})
-    models = load_models(options.bundles, model=options.model, threads=options.threads, limits=limits)
+    escalation = None
+    if options.escalate_to is not None:
+        escalation = Escalation(
+            Path(options.escalate_question), options.escalate_to, share=options.escalate_share,
+            seconds=options.escalate_seconds,
+        )  # fmt: skip
+    models = load_models(
+        options.bundles, model=options.model, threads=options.threads, limits=limits, escalation=escalation
+    )  # fmt: skip
     for model in models.values():
         if model.bundle.caution is not None:
             write_log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
@@ -132,6 +155,10 @@ def check_options(options: argparse.Namespace, token: str | None) -> None:
     for name in ("seconds", "head_seconds"):
         if not 0 < getattr(options, name) < float("inf"):
             raise UserError(f"got --{name.replace('_', '-')} {getattr(options, name):g}, expected more than 0")
+    if (options.escalate_to is None) != (options.escalate_question is None):
+        raise UserError("got one of --escalate-to URL and --escalate-question labels.json, expected both or none")
+    if not 0 < options.escalate_seconds < float("inf"):
+        raise UserError(f"got --escalate-seconds {options.escalate_seconds:g}, expected more than 0")
     if options.reload < 0:
         raise UserError(f"got --reload {options.reload:g}, expected 0 or more")
     check_port(options.port)

@@ -248,6 +248,8 @@ class BundleService(HttpService):
         for model in self.models.values():
             await model.batcher.stop(self.limits.seconds)
             await model.scheduler.stop(self.limits.seconds)
+            if model.escalation is not None:
+                model.escalation.stop()
         self._reader.stop()
 
     @property
@@ -295,6 +297,9 @@ class BundleService(HttpService):
                     request, lambda content: check_records(find(content), model.bundle, self.limits)
                 )
                 predictions = await self._wait(model, records, costs, request)
+                if model.escalation is not None:
+                    predictions = await model.escalation.improve(model.bundle, records, predictions)
+                    self.measurements.count_escalated(model.name, predictions)
                 response = JSONResponse(present(predictions))
             except RefusedError as error:
                 response = refuse(error.status, str(error))

@@ -17,10 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from distill.core.errors import SHOWN, UserError, first_line, shorten
 from distill.edge.bundle import Bundle
-from distill.edge.decoder import Decoder, Example, Record
+from distill.edge.decoder import Decoder, Example, Prediction, Record
 from distill.edge.generation import Generator, Prompt
+from distill.edge.prediction import ESCALATE
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import describe_writing
+from distill.serve.bundles.escalation import ESCALATED
 from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel
 from distill.serve.http import GONE, RefusedError, parse_body, read_body, refuse
 from distill.serve.limits import Limits
@@ -48,6 +50,8 @@ class RequestMetrics:
             return kind(f"distill_{name}", words, labels, registry=self.registry, **options)
 
         self._requests = create(Counter, "requests", "Requests by model and status", ("model", "status"))
+        words = "Predictions left to a language model, by whether it has made them"
+        self._escalated = create(Counter, "escalated", words, ("model", "made"))
         self._seconds = create(Histogram, "request_seconds", "Time from a request to its answer in s", buckets=SECONDS)
         sizes = create(Histogram, "batch_records", "Records that ran together", buckets=SIZES)
         waiting = create(Gauge, "waiting_requests", "Requests and texts to write in the queue")
@@ -60,6 +64,12 @@ class RequestMetrics:
             running.labels(name).set_function(model.scheduler.running)
             model.scheduler.report_size = steps.labels(name).observe
             model.scheduler.report_length = tokens.labels(name).inc
+
+    def count_escalated(self, model: str, predictions: Sequence[Prediction]) -> None:
+        """Counts the predictions that were left to a language model, by whether it has made them."""
+        for prediction in predictions:
+            if prediction[ESCALATE]:
+                self._escalated.labels(model, str(prediction[ESCALATED]).lower()).inc()
 
     @contextlib.contextmanager
     def time(self, model: str) -> Iterator[MeasuredRequest]:

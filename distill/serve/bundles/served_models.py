@@ -19,6 +19,7 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.generation import Generator, Prompt, Writing
 from distill.edge.prediction import RecordError
 from distill.edge.sampling import GenerationOptions
+from distill.serve.bundles.escalation import Escalation
 from distill.serve.limits import Limits
 
 Result = TypeVar("Result")
@@ -481,13 +482,17 @@ class ServedModel:
         model: one of the bundle's files, None for the recommended one.
         threads: of each model; None for as many as the process may use cores.
         limits: of the requests.
+        escalation: makes the predictions of which the bundle is least sure; None without.
 
     Raises:
         UserError: if the directory is not a bundle, lacks the file or is damaged.
     """
 
-    def __init__(self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits) -> None:
-        self.name, self.directory, self.limits = name, directory, limits
+    def __init__(
+        self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits,
+        escalation: Escalation | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.directory, self.limits, self.escalation = name, directory, limits, escalation
         self._model, self._threads = model, threads
         self._signature = _sign(directory)
         self.bundle = self._load()
@@ -545,6 +550,8 @@ class ServedModel:
         try:
             bundle = Bundle(self.directory, model=self._model, threads=self._threads)
             check_predicts(bundle)
+            if self.escalation is not None:
+                self.escalation.check(bundle)
         except (DistillError, KeyboardInterrupt):
             raise
         except BaseException as error:  # A panic of the tokenizer is no `Exception`.
@@ -554,7 +561,8 @@ class ServedModel:
     def _predict(self, records: list[Record]) -> list[Prediction]:
         limits = self.limits
         return self.bundle.predict(
-            records, batch_size=limits.batch_size, truncate=not limits.refuse_long, most_rows=limits.rows
+            records, batch_size=limits.batch_size, truncate=not limits.refuse_long, most_rows=limits.rows,
+            escalate=None if self.escalation is None else self.escalation.share,
         )  # fmt: skip
 
 
@@ -575,8 +583,9 @@ def check_predicts(bundle: Bundle) -> None:
 
 
 def load_models(
-    bundles: Sequence[str], *, model: str | None, threads: int | None, limits: Limits
-) -> dict[str, ServedModel]:
+    bundles: Sequence[str], *, model: str | None, threads: int | None, limits: Limits,
+    escalation: Escalation | None = None,
+) -> dict[str, ServedModel]:  # fmt: skip
     """Returns the models by name. A bundle is `DIR`, whose name is that of its task, or `NAME=DIR`.
 
     Raises:
@@ -587,7 +596,9 @@ def load_models(
         name, separator, directory = entry.partition("=")
         if not separator or Path(entry).exists():
             name, directory = "", entry
-        loaded = ServedModel(name, Path(directory), model=model, threads=threads, limits=limits)
+        loaded = ServedModel(
+            name, Path(directory), model=model, threads=threads, limits=limits, escalation=escalation
+        )  # fmt: skip
         loaded.name = name or str(loaded.bundle.manifest.get("task") or Path(directory).resolve().name)
         if not loaded.name.replace("-", "_").isidentifier():
             raise UserError(f"got the name {loaded.name!r} of {directory}, expected letters and digits: give NAME=DIR")

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.edge.decoder import Prediction, Record
 from distill.serve.bundles.app import BundleService, create_app
+from distill.serve.bundles.escalation import Escalation
 from distill.serve.bundles.served_models import load_models
 from distill.serve.http import Server
 from distill.serve.limits import Limits
@@ -111,10 +112,12 @@ def start() -> Iterator[Any]:
         token: str | None = None,
         hosts: set[str] | None = None,
         reload_seconds: float = 0.0,
+        escalation: Escalation | None = None,
         **limits: Any,
     ) -> Running:
         chosen = Limits(**limits)
-        models = load_models([str(entry) for entry in bundles], model=None, threads=1, limits=chosen)
+        names = [str(entry) for entry in bundles]
+        models = load_models(names, model=None, threads=1, limits=chosen, escalation=escalation)
         said: queue.Queue[str] = queue.Queue()
         service = BundleService(
             models, limits=chosen, token=token, hosts=hosts, reload_seconds=reload_seconds, log=said.put
