@@ -278,3 +278,22 @@ def test_spans_numbers_and_sets(command: Command, tmp_path: Path) -> None:
         given = ("data=texts.jsonl", "label.output=numbers.jsonl", "task=regression", "label.classes=null")
         assert command(*options(server, *given))[0] == 0
     assert [row["score"] for row in read_lines(tmp_path / "numbers.jsonl")] == [11, 8, 6]
+
+
+def test_a_student_goes_on_with_the_labels(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_texts(tmp_path)
+    started: list[list[str]] = []
+
+    def start(arguments: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+        started.append(arguments[3:])
+        return subprocess.CompletedProcess(arguments, 3)
+
+    monkeypatch.setattr("distill.jobs.labelling_job.subprocess.run", start)
+    with LlmServer(classify) as server, pytest.raises(SystemExit) as ended:
+        command(*options(server, "+teacher=file", "teacher.encoder=DIR", "+student=distilbert", "seed=1"))
+    assert ended.value.code == 3
+    [given] = started
+    assert given == [
+        "+teacher=file", "teacher.encoder=DIR", "+student=distilbert", "seed=1", "task=classification",
+        "teacher.path=labels.jsonl", "task.data_dir=labels",
+    ]  # fmt: skip
