@@ -3,8 +3,8 @@
     python -m benchmarks.chosen_texts path/to/rows --text sentence --encoder path/to/all-MiniLM-L6-v2 --seeds 0 1 2
 
 `rows` has train, dev and test with the columns of `--text` and `--label`. A server of the tests is the annotator, whose
-label of a text is right with a probability of 0.8, and always the same. Every student is one of `+student=distilbert`, whose
-file is evaluated on test; those of a fifth of the labels have more epochs.
+label of a text is right with a probability of 0.8, and always the same. Every student is one of `+student=distilbert`,
+whose file is evaluated on test; those of a fifth of the labels have more epochs.
 """
 
 import argparse

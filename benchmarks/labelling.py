@@ -2,9 +2,9 @@
 
     python -m benchmarks.labelling
 
-A server of the tests replies to 5,000 texts. A fifth of its replies have one of ten faults, and SIGKILL kills the labelling
-ten times at random. The table has the texts without a label, and those that were paid twice, as the server counts
-them; the price is that of a dry run before, beside the sum of all replies.
+A server of the tests replies to 5,000 texts. A fifth of its replies have one of ten faults, and SIGKILL ends the
+labelling ten times at random. The table has the texts without a label, and those that were paid twice, as the server
+counts them; the price is that of a dry run before, beside the sum of all replies.
 """
 
 import argparse
