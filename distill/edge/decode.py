@@ -36,7 +36,16 @@ from distill.edge.decoder import (
 )
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
 from distill.edge.values import SIZE, Rule, check_count, is_number, is_share, null_or
-from distill.edge.words import OUTSIDE, CutEncoding, Splitter, TagScheme, cut_between_words, join_words, locate_words
+from distill.edge.words import (
+    OUTSIDE,
+    SCHEMES,
+    CutEncoding,
+    Splitter,
+    TagScheme,
+    cut_between_words,
+    join_words,
+    locate_words,
+)
 
 if TYPE_CHECKING:
     from distill.edge.bundle import Bundle
@@ -161,20 +170,22 @@ class Tags(Decoder):
     """Decodes the entities of a text, or of the words of a record `{"tokens": [...]}`.
 
     Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points. A text is
-    cut between words, and the words that are left out are in no entity. `TagScheme` has the rule by which tags are
-    read.
+    cut between words, and the words that are left out are in no entity. The tags are the likeliest valid sequence of
+    those of the words that are left, as `TagScheme` decodes it.
 
     Args:
-        decoding: `splitter`, as `Splitter.describe` returns it, of texts into words.
+        decoding: `splitter`, as `Splitter.describe` returns it, of texts into words, and the `scheme` of the tags,
+            which follows from the labels in bundles without it.
     """
 
     label_counts = SEVERAL
     fields = ("entities",)
     axes = 3
     cuts = True
+    rules: Mapping[str, Rule] = {"scheme": null_or(lambda value: value in SCHEMES, f"one of {', '.join(SCHEMES)}")}
 
     def configure(self, decoding: Mapping[str, Any]) -> None:
-        self.scheme, self.splitter = TagScheme(self.labels), Splitter.parse(decoding)
+        self.scheme, self.splitter = TagScheme(self.labels, decoding.get("scheme")), Splitter.parse(decoding)
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
@@ -202,7 +213,7 @@ class Tags(Decoder):
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(words, logits)] = rows
         probabilities = softmax(logits.astype(np.float64))
-        best = probabilities.argmax(axis=-1)
+        best = self.scheme.decode(logits)
         entities = []
         for first, last, kind in zip(*self.scheme.find(best), strict=True):
             start, end = words[first][0], words[last - 1][1]

@@ -19,6 +19,8 @@ from distill.core.errors import UserError
 Span = tuple[int, int]  # First and last (exclusive) character, in code points.
 OUTSIDE = "O"
 PREFIXES = ("B", "I", "E", "S")
+BIO, IOB1 = "BIO", "IOB1"
+SCHEMES = (BIO, IOB1, "BIOES")
 
 
 @dataclass(frozen=True)
@@ -163,26 +165,91 @@ class Entities(NamedTuple):
 
 
 class TagScheme:
-    """Reads entities out of BIO, IOB1 or BIOES tags by the rule of conlleval.
+    """Decodes valid sequences of BIO, IOB1 or BIOES tags, and reads entities out of any by the rule of conlleval.
 
     An `I-X` or `E-X` continues the entity of the word before, if that is of type X and did not end with `E-X` or `S-X`.
     Every other tag than `O` begins an entity, so that an `I-X` after `O` or after another type is the beginning of one.
     A tag without a type, such as `B`, has the type "".
 
+    In a valid sequence an `I-X` or `E-X` follows `B-X` or `I-X`, and where there is `E-X`, these do not end an entity.
+    In IOB1 an `I-X` begins one too, and a `B-X` only right behind another of its type. A type that lacks `B-X`, or in
+    IOB1 `I-X`, begins with what it has. Without `O` every sequence is valid.
+
     Attributes:
         types: names of the types in alphabetical order.
+        name: `BIO`, `IOB1` or `BIOES`.
 
     Args:
         labels: the tags.
+        name: as in `name_scheme`; None takes BIOES for tags with `E` or `S` and BIO for others.
     """
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, labels: Sequence[str], name: str | None = None) -> None:
         parts = [label.partition("-") for label in labels]
         self.types = sorted({name for prefix, _, name in parts if prefix in PREFIXES})
         number = {name: index for index, name in enumerate(self.types)}
         self._kind = np.array([number[name] if prefix in PREFIXES else -1 for prefix, _, name in parts], dtype=int)
         self._continues = np.array([prefix in ("I", "E") for prefix, _, _ in parts], dtype=bool)
         self._ends = np.array([prefix in ("E", "S") for prefix, _, _ in parts], dtype=bool)
+        self.name = name or ("BIOES" if self._ends.any() else BIO)
+        self._begins = np.array([prefix == "B" for prefix, _, _ in parts], dtype=bool)
+        self._is_first, self._is_last, self._may_follow = self._list_valid(set(labels), parts)
+
+    def _list_valid(
+        self, labels: set[str], parts: Sequence[tuple[str, str, str]]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns the tags that may begin a sentence and end one, `[C]`, and whether tag j may follow i, `[C, C]`."""
+
+        def lacks(prefix: str) -> NDArray[np.bool_]:
+            """Returns for each tag whether its type has no tag of this prefix."""
+            return np.array([f"{prefix}{hyphen}{name}" not in labels for _, hyphen, name in parts], dtype=bool)
+
+        inside = (self._kind >= 0) & ~self._ends  # B and I, which a tag of the same type may follow.
+        if (self._kind >= 0).all():  # Without O there may be no other valid sequence.
+            return np.ones_like(inside), np.ones_like(inside), np.ones((len(parts), len(parts)), dtype=bool)
+        is_apart = self.name == IOB1
+        first = np.where(self._begins, lacks("I") | (not is_apart), ~self._continues | lacks("B") | is_apart)
+        last = ~inside | lacks("E")
+        joins = (self._kind[:, None] == self._kind) & inside[:, None] & (self._continues | (self._begins & is_apart))
+        return first, last, joins | (last[:, None] & first)
+
+    def decode(self, logits: NDArray[np.floating], starts: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+        """Returns the likeliest valid tags `[n]` of words with `logits [n, C]`, by the algorithm of Viterbi.
+
+        Transitions have no weights: a valid sequence has the sum of the log-probabilities of its tags, of which the
+        logits differ by a constant of each word. Only sentences whose most probable tags are invalid are searched.
+
+        Args:
+            starts: `[n]`, as in `find`.
+        """
+        tags: NDArray[np.intp] = logits.argmax(axis=-1)
+        if not len(tags):
+            return tags
+        begins = np.zeros(len(tags), dtype=bool) if starts is None else starts.copy()
+        begins[0] = True
+        is_valid = np.where(begins, self._is_first[tags], self._may_follow[np.roll(tags, 1), tags])
+        is_valid &= self._is_last[tags] | ~np.roll(begins, -1)
+        bounds = np.append(np.flatnonzero(begins), len(tags))
+        for number in np.unique(np.cumsum(begins)[~is_valid]):
+            sentence = slice(bounds[number - 1], bounds[number])
+            tags[sentence] = self._search(logits[sentence].astype(np.float64))
+        return tags
+
+    def _search(self, logits: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Returns the likeliest valid tags `[n]` of one sentence, of equal ones the first."""
+        first, last, costs = (
+            np.where(of, 0.0, -np.inf) for of in (self._is_first, self._is_last, self._may_follow)
+        )  # fmt: skip
+        before, scores = np.zeros(logits.shape, dtype=np.intp), logits[0] + first
+        for word in range(1, len(logits)):
+            paths = scores[:, None] + costs
+            before[word] = paths.argmax(axis=0)
+            scores = paths.max(axis=0) + logits[word]
+        tags = np.zeros(len(logits), dtype=np.intp)
+        tags[-1] = (scores + last).argmax()
+        for word in range(len(logits) - 1, 0, -1):
+            tags[word - 1] = before[word, tags[word]]
+        return tags
 
     def find(self, tags: NDArray[np.integer], starts: NDArray[np.bool_] | None = None) -> Entities:
         """Returns the entities of tags `[n]`, which are numbers of `labels`.
@@ -197,6 +264,19 @@ class TagScheme:
         first = np.flatnonzero(inside & ~joined)
         ends = np.append(np.flatnonzero(~joined), len(tags))
         return Entities(first, ends[np.searchsorted(ends, first, side="right")], kind[first])
+
+
+def name_scheme(labels: Sequence[str], sentences: Sequence[NDArray[np.integer]]) -> str:
+    """Returns the scheme of tags: IOB1 where most entities of sentences begin with `I` and none has `E` or `S`.
+
+    Args:
+        sentences: the tags of each as numbers of `labels`.
+    """
+    scheme, starts = TagScheme(labels), [np.arange(len(tags)) == 0 for tags in sentences]
+    tags = np.concatenate(sentences)
+    first = tags[scheme.find(tags, np.concatenate(starts)).first]
+    inside = sum(labels[tag].startswith("I") for tag in first)
+    return IOB1 if scheme.name == BIO and 2 * inside > len(first) else scheme.name
 
 
 NAME = "splitter"  # Its key in the `decoding` of bundle.json.

@@ -10,7 +10,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Unpack
 
@@ -31,8 +31,8 @@ from distill.data.sources import TableSource, check_columns, check_memory, text_
 from distill.data.splits import LabelledData, Split, create_data
 from distill.data.tokenization import check_offsets, tokenize_sentences
 from distill.edge.decoder import softmax
-from distill.edge.words import NAME as SPLITTER
 from distill.edge.words import (
+    IOB1,
     Entities,
     Span,
     Splitter,
@@ -40,10 +40,12 @@ from distill.edge.words import (
     choose_splitter,
     locate_entities,
     locate_in_text,
+    name_scheme,
     place_words,
     score_entities,
     split_letters,
 )
+from distill.edge.words import NAME as SPLITTER
 from distill.kinds import labelled_rows
 from distill.kinds.kind import WEIGHTS, Encoder, Kind
 from distill.kinds.known import SCORE, SPANS, TAGS, Found, KnownTable, spread
@@ -356,6 +358,7 @@ def _name_tag(value: object, names: Sequence[str] | None, place: str) -> str:
 
 
 WORDS = "words"  # The column of batches with the number of the word that begins with a token, -1 for other tokens.
+PREDICTION, WORST = "prediction", "worst"  # The columns of condensed scores.
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
 SPLIT = 2000  # Sentences of train that splitters of text are compared on.
 Labels = Annotated[Sequence[str], Field(min_length=2, description="the names of at least two tags, one of them O")]
@@ -368,6 +371,7 @@ class TagScores(Scoring):
     Args:
         labels: the names of the tags of the data.
         splitter: of plain text.
+        scheme_name: of the tags, as `name_scheme` returns it; None where it follows from the labels.
         weights: of the tags in the loss on the labels, None for equal ones.
     """
 
@@ -375,10 +379,16 @@ class TagScores(Scoring):
     labels: tuple[str, ...] = ()
     splitter: Splitter = field(default_factory=Splitter)
     weights: tuple[float, ...] | None = None
+    scheme_name: str | None = None
+
+    @cached_property
+    def scheme(self) -> TagScheme:
+        """The scheme of the tags."""
+        return TagScheme(self.labels, self.scheme_name)
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the splitter of plain text."""
-        return {SPLITTER: self.splitter.describe()}
+        """Returns the splitter of plain text, and the name of the scheme."""
+        return {SPLITTER: self.splitter.describe(), "scheme": self.scheme.name}
 
     def plain_texts(self, split: Split) -> list[str]:
         """The sentences as they are written."""
@@ -389,15 +399,14 @@ class TagScores(Scoring):
 
         Entities of words that are cut off count as missed.
         """
-        scheme = TagScheme(self.labels)
         sentences = zip(split["tags"], place_sentences(split), strict=True)
-        expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in sentences]
+        expected = [locate_entities(self.scheme, tags, spans) for tags, (_, spans) in sentences]
         return {f"text_{self.metric}": score_entities(predictions, expected)["f1"]}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.
 
-        Entities are read by the rule of `TagScheme`, that of conlleval.
+        Predicted tags are the likeliest valid ones, and those of the data are read by the rule of conlleval.
         """
         predicted = self.predictions(scores)
         correct, found, expected = (int(counts.sum()) for counts in self._count_entities(scores, predicted))
@@ -408,38 +417,52 @@ class TagScores(Scoring):
         counts = self._count_entities(scores, self.predictions(scores))
         return {
             kind: {**_f1(int(correct), int(found), int(expected)), "number": int(expected)}
-            for kind, correct, found, expected in zip(TagScheme(self.labels).types, *counts, strict=True)
+            for kind, correct, found, expected in zip(self.scheme.types, *counts, strict=True)
         }
 
     def _count_entities(self, scores: Scores, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The numbers of correct, predicted and true entities of each type, `[types]` each."""
         found, expected = (self._find_entities(scores, tags) for tags in (predicted, scores.labels))
         kinds = (found.kind[_are_in(found, expected, len(predicted))], found.kind, expected.kind)
-        correct, of_found, of_expected = (np.bincount(of, minlength=len(TagScheme(self.labels).types)) for of in kinds)
+        correct, of_found, of_expected = (np.bincount(of, minlength=len(self.scheme.types)) for of in kinds)
         return correct, of_found, of_expected
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The tags of the words of each sentence that were not cut off."""
         probabilities = softmax(scores.columns["logits"].astype(np.float64))
-        predicted = probabilities.argmax(axis=-1)
-        values = {"label": scores.labels, "prediction": predicted, "probability": probabilities.max(axis=-1)}
+        predicted = self.predictions(scores)
+        chosen = np.take_along_axis(probabilities, predicted[:, None], axis=-1)[:, 0]
+        values = {"label": scores.labels, "prediction": predicted, "probability": chosen}
         columns = list_by_example(values, scores.example_id, examples)
         for name in ("label", "prediction"):
             columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
         return columns
 
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The tag of each word in the likeliest valid sequence of its sentence, `[n]`."""
+        if PREDICTION in scores.columns:
+            return scores.columns[PREDICTION]
+        return self.scheme.decode(scores.columns["logits"], _find_starts(scores))
+
+    def condense(self, scores: Scores) -> Scores:
+        """The predicted tags, which every resample of sentences has, and the least probable ones."""
+        if PREDICTION in scores.columns:
+            return scores
+        worst = scores.columns["logits"].argmin(axis=-1)
+        return replace(scores, columns={PREDICTION: self.predictions(scores), WORST: worst})
+
     def spoil_all(self, scores: Scores) -> Scores:
         """The least probable tag of each word."""
-        return scores.with_columns(logits=-scores.columns["logits"])
+        return scores.with_columns(**{PREDICTION: scores.columns[WORST]})
 
     def _find_entities(self, scores: Scores, tags: np.ndarray) -> Entities:
-        return TagScheme(self.labels).find(tags, np.diff(scores.example_id, prepend=-1) != 0)
+        return self.scheme.find(tags, _find_starts(scores))
 
     def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Whether each entity was found, with its type, first and last word, and its example."""
         found, expected = (self._find_entities(scores, tags) for tags in (self.predictions(scores), scores.labels))
         is_found, rows = _are_in(expected, found, len(scores.labels)), self.rows(scores)[expected.first]
-        kinds = {name: expected.kind == number for number, name in enumerate(TagScheme(self.labels).types)}
+        kinds = {name: expected.kind == number for number, name in enumerate(self.scheme.types)}
         return {name: (is_found[of_kind], rows[of_kind]) for name, of_kind in kinds.items()}
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
@@ -544,7 +567,7 @@ class TokenClassification(Kind):
         train = data.splits["train"]
         sample = train.select(np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int)))
         splitter = choose_splitter(sample["words"], plain_texts(sample), train["words"])
-        scoring = TagScores(data.labels, splitter)
+        scoring = TagScores(data.labels, splitter, scheme_name=name_scheme(data.labels, train["tags"]))
         data = self.pool.add_to(replace(data, scoring=scoring, terms={"hard": HardLabels()}))
         self._reported.clear()
         if self.class_weights is None:
@@ -628,7 +651,7 @@ class TokenClassification(Kind):
         for row, text in enumerate(texts):
             words = words_of.get(text) or data.scoring.splitter.split(text)
             if known.has(SPANS):
-                logits = _tag_spans(known, row, text, words, astray)
+                logits = _tag_spans(known, row, text, words, astray, scheme=data.scoring.scheme.name)
             else:
                 logits = _read_tags(known, row, len(words))
             yield row, (" ".join(text[start:end] for start, end in words),), logits
@@ -666,7 +689,9 @@ def _read_tags(known: KnownTable, row: int, words: int) -> np.ndarray:
     return np.stack(logits)
 
 
-def _tag_spans(known: KnownTable, row: int, text: str, words: Sequence[Span], astray: list[str]) -> np.ndarray:
+def _tag_spans(
+    known: KnownTable, row: int, text: str, words: Sequence[Span], astray: list[str], *, scheme: str
+) -> np.ndarray:
     """Returns the logits of the words of a text whose spans of characters have a type, `[words, C]`.
 
     Args:
@@ -688,20 +713,22 @@ def _tag_spans(known: KnownTable, row: int, text: str, words: Sequence[Span], as
         if not inside or ("start", start) not in borders or ("end", end) not in borders:
             astray.append(f"{known.table.place(row)}: {text[start:end]!r}")
         trust = known.number(row, SCORE, span.get(SCORE, known.trust), "a probability")
-        for tag, word in zip(_name_tags(kind, len(inside), labels), inside, strict=True):
+        before = labels[logits[inside[0] - 1].argmax()] if inside and inside[0] else OUTSIDE
+        begins = "I" if scheme == IOB1 and before.partition("-")[2] != kind else "B"
+        for tag, word in zip(_name_tags(kind, len(inside), labels, begins=begins), inside, strict=True):
             if tag not in labels:
                 raise known.fail(row, f"type {kind!r} has no tag {tag}, expected one of {show_names(labels)}")
             logits[word] = spread([labels.index(tag)], size, trust)
     return logits
 
 
-def _name_tags(kind: str, words: int, labels: Sequence[str]) -> list[str]:
-    """Returns the tags of the words of an entity in the scheme of the labels: BIOES, BIO or IOB1."""
+def _name_tags(kind: str, words: int, labels: Sequence[str], *, begins: str) -> list[str]:
+    """Returns the tags of the words of an entity in the scheme of the labels, the first one with `begins` or `S`."""
     has_ends = any(label.startswith(("E-", "S-")) for label in labels)
     if words == 1:
-        first = "S" if has_ends else "B"
+        first = "S" if has_ends else begins
         return [f"{first}-{kind}" if f"{first}-{kind}" in labels else f"I-{kind}"]
-    first = "B" if f"B-{kind}" in labels else "I"
+    first = begins if f"{begins}-{kind}" in labels else "I"
     last = "E" if has_ends else "I"
     return [f"{first}-{kind}", *[f"I-{kind}"] * (words - 2), f"{last}-{kind}"][:words]
 
@@ -728,6 +755,11 @@ def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.nd
     counts = np.array([len(tags) for tags in split["tags"]])
     first_words = np.repeat(counts.cumsum() - counts, lengths)  # Of the sentence of each token, among all words.
     return np.where(words >= 0, np.concatenate(split["tags"])[first_words + np.maximum(words, 0)], IGNORED)
+
+
+def _find_starts(scores: Scores) -> np.ndarray:
+    """Returns whether a sentence begins at an item, `[n]`."""
+    return np.asarray(np.diff(scores.example_id, prepend=-1) != 0)
 
 
 def _are_in(entities: Entities, others: Entities, words: int) -> np.ndarray:

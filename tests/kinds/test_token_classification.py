@@ -21,7 +21,7 @@ from distill.edge import decode
 from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.kinds import TokenClassification
-from distill.kinds.token_classification import TagScores
+from distill.kinds.token_classification import PREDICTION, TagScores
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 
@@ -85,7 +85,7 @@ def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
     metrics = scoring.metrics(scores)
     assert metrics == pytest.approx({"f1": 0.4, "precision": 1 / 3, "recall": 1 / 2, "accuracy": 0.5})
     # An entity ends with its sentence.
-    joined = Scores({"logits": np.eye(4)[[1, 3]]}, np.array([1, 3]), np.array([0, 1]))
+    joined = Scores({PREDICTION: np.array([1, 3])}, np.array([1, 3]), np.array([0, 1]))
     assert scoring.metrics(joined)["f1"] == 1.0
 
 
@@ -139,7 +139,7 @@ def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
             np.array([labels.index(pair[side]) for pairs in sentences for pair in pairs]) for side in (0, 1)
         )
         example_id = np.repeat(np.arange(len(sentences)), [len(pairs) for pairs in sentences])
-        scores = Scores({"logits": np.eye(len(labels))[predicted]}, true, example_id)
+        scores = Scores({PREDICTION: predicted}, true, example_id)
         every = [[list_chunks(side) for side in zip(*pairs, strict=True)] for pairs in sentences]
         metrics, by_type = scoring.metrics(scores), scoring.breakdown(scores)
         del metrics["accuracy"]

@@ -246,6 +246,18 @@ def test_spans_of_characters_become_tags_of_the_words_that_they_cover(
             file.read(task, data)
 
 
+def test_spans_have_the_tags_of_iob1_where_train_has_them(tmp_path: Path) -> None:
+    """In IOB1 a city begins with I-city, and with B-city right behind another city alone."""
+    words, tags = ["from", "Oslo", "Bergen", "on"], ["O", "I-city", "B-city", "O"]
+    task = TokenClassification(train=([words, words[:2]], [tags, tags[:2]]), dev=([words], [tags]))
+    spans = [{"start": 5, "end": 9, "type": "city"}, {"start": 10, "end": 16, "type": "city"}]
+    path = write_rows(tmp_path / "spans.jsonl", [{"text": "from Oslo Bergen on", "spans": spans}])
+    data = task.read(tmp_path)
+    [logits] = OutputFile(name="file", path=str(path), encoder=str(tmp_path)).read(task, data).found.values()
+    assert data.scoring.scheme.name == "IOB1"
+    assert [data.labels[tag] for tag in logits.argmax(axis=1)] == tags
+
+
 def test_a_file_labels_dev_where_no_text_has_a_label(
     inference: Path, films: Path, tmp_path: Path, command: Command
 ) -> None:

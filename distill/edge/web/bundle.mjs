@@ -189,6 +189,32 @@ export function cutBetweenWords(pieces, count, room, side) {
     : [0, Math.max(0, ...cuts.filter((cut) => cut <= room))];
 }
 
+/** The likeliest valid tags of words by their logits `[n][C]`, as `TagScheme` of distill.edge decodes them. */
+export function decodeTags(logits, labels, scheme) {
+  if (!logits.length) return [];
+  const parts = labels.map((label) => /^([BIES])(-?)(.*)$/s.exec(label)).map((found) => (found && (found[2] || !found[3])
+    ? { prefix: found[1], rest: found[2] + found[3] } : { prefix: "O", rest: null }));
+  const known = new Set(labels), isApart = scheme === "IOB1", hasOutside = parts.some(({ prefix }) => prefix === "O");
+  const lacks = ({ rest }, prefix) => !known.has(prefix + rest);
+  const isFirst = (tag) => !hasOutside || (tag.prefix === "B" ? !isApart || lacks(tag, "I")
+    : "OS".includes(tag.prefix) || lacks(tag, "B") || isApart);
+  const isLast = (tag) => !hasOutside || !"BI".includes(tag.prefix) || lacks(tag, "E");
+  const joins = (before, tag) => "BI".includes(before.prefix) && before.rest === tag.rest &&
+    ("IE".includes(tag.prefix) || (isApart && tag.prefix === "B"));
+  const cost = (isValid) => (isValid ? 0 : -Infinity), [first, last] = [parts.map(isFirst), parts.map(isLast)];
+  const costs = parts.map((tag, j) => parts.map((before, i) => cost(joins(before, tag) || (last[i] && first[j]))));
+  const tails = [];
+  let scores = logits[0].map((logit, j) => logit + cost(first[j]));
+  for (const word of logits.slice(1)) {
+    const from = costs.map((of) => best(of.map((value, i) => scores[i] + value)));
+    scores = word.map((logit, j) => scores[from[j]] + costs[j][from[j]] + logit);
+    tails.push(from);
+  }
+  const tags = [best(scores.map((score, j) => score + cost(last[j])))];
+  for (const from of tails.reverse()) tags.unshift(from[tags[0]]);
+  return tags;
+}
+
 /** The entities of tags by the rule of conlleval: `[first, last, type]` of each, with words from `first` to `last`. */
 export function findEntities(tags) {
   const found = [];
@@ -316,11 +342,11 @@ export class Bundle {
     const before = parts.slice(0, parts.findIndex((part) => part.text === 0));
     const offset = before.reduce((sum, part) => sum + part.ids.length, 0) - from;
     const kept = joinWords(text, words, pieces).filter(({ piece }) => piece >= from && piece < to);
-    const values = kept.map(({ piece }) =>
-      softmax(logits.slice((piece + offset) * labels.length, (piece + offset + 1) * labels.length)));
+    const rows = kept.map(({ piece }) => logits.slice((piece + offset) * labels.length, (piece + offset + 1) * labels.length));
+    const tags = decodeTags(rows, labels, decoding.scheme), values = rows.map(softmax);
     const points = (end) => Array.from(text.slice(0, end)).length;
-    const entities = findEntities(values.map((of) => labels[best(of)])).map(([first, last, type]) => {
-      const scores = values.slice(first, last).map((of) => Math.max(...of));
+    const entities = findEntities(tags.map((tag) => labels[tag])).map(([first, last, type]) => {
+      const scores = values.slice(first, last).map((of, i) => of[tags[first + i]]);
       const [start, end] = [kept[first].word[0], kept[last - 1].word[1]];
       const score = scores.reduce((a, b) => a + b, 0) / scores.length;
       return { text: text.slice(start, end), type, score, start: points(start), end: points(end) };
