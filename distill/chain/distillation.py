@@ -24,7 +24,7 @@ from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.data.splits import LabelledData
 from distill.edge import Bundle
-from distill.export.bundle_writer import check_calibration
+from distill.export.bundle_writer import check_calibration, check_patterns
 from distill.export.gate import check_dev, check_dimensions
 from distill.export.graph import share_weights
 from distill.export.rehearsal import rehearse_export
@@ -271,6 +271,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     check_dev(sizes.get("dev", 0), plan.export.abstain)
     if plan.exports and "train" in sizes:
         check_calibration(sizes["train"], plan.export)
+        check_patterns(data.labels, plan.export)
     if plan.wants_baseline:
         supervised_objective(data.terms, task=task.info.name)
     check_ranking(student, data, task)

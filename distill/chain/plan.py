@@ -521,6 +521,8 @@ def check_export(export: ExportSettings, task: Task) -> None:
         if unsuited:
             expected = f"none of {', '.join(unsuited)}, because OpenVINO does not run the caches of a model of {named}"
             raise OptionError("export.formats", show_value(list(export.formats)), expected)
+    if export.patterns and not DECODERS[info.decoder].finds_entities:
+        raise OptionError("export.patterns", show_value(export.patterns), f"null, because {named} tags no words")
     check_texts(export.vocabulary_texts, "export.vocabulary_texts")
     _check_dimensions("export.dimensions", export.dimensions, info)
     # Chosen before the training, a smaller vocabulary changes every token of a text.

@@ -34,6 +34,7 @@ from distill.edge.decoder import (
     softmax,
     split_pair,
 )
+from distill.edge.patterns import add_matches, parse_patterns
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
 from distill.edge.values import SIZE, Rule, check_count, is_number, is_share, null_or
 from distill.edge.words import (
@@ -173,19 +174,23 @@ class Tags(Decoder):
     cut between words, and the words that are left out are in no entity. The tags are the likeliest valid sequence of
     those of the words that are left, as `TagScheme` decodes it.
 
+    The matches of patterns in the text, also in what is cut off of it, are entities with a `score` of 1, and take the
+    place of those that they overlap.
+
     Args:
-        decoding: `splitter`, as `Splitter.describe` returns it, of texts into words, and the `scheme` of the tags,
-            which follows from the labels in bundles without it.
+        decoding: `splitter`, as `Splitter.describe` returns it, of texts into words, the `scheme` of the tags, which
+            follows from the labels in bundles without it, and `patterns`, as `Pattern.describe` returns each.
     """
 
     label_counts = SEVERAL
     fields = ("entities",)
     axes = 3
-    cuts = True
+    cuts = finds_entities = True
     rules: Mapping[str, Rule] = {"scheme": null_or(lambda value: value in SCHEMES, f"one of {', '.join(SCHEMES)}")}
 
     def configure(self, decoding: Mapping[str, Any]) -> None:
         self.scheme, self.splitter = TagScheme(self.labels, decoding.get("scheme")), Splitter.parse(decoding)
+        self.patterns = parse_patterns(decoding.get("patterns", []))
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
@@ -221,7 +226,7 @@ class Tags(Decoder):
             text = example.text[start:end]
             name = self.scheme.types[kind]
             entities.append({"text": text, "type": name, "score": score, "start": start, "end": end})
-        return {"entities": entities}
+        return {"entities": add_matches(self.patterns, example.text, entities)}
 
     def format(self, prediction: Prediction) -> str:
         entities = prediction["entities"]

@@ -548,6 +548,7 @@ class Decoder:
             and `logits [n, V]` at these alone. The sequences of a row have `positions` then.
         generates: whether the model writes text: its classes are the tokens of the vocabulary, at every token.
         targets: whether the logits are those of a `target`, which the sequences of a row have then.
+        finds_entities: whether a prediction has entities, spans of a text with a type.
         ranks: whether the rows of a record are its documents, whose scores together are the logits of one item.
 
         rules: of the values of `decoding`, as `check_values` takes them.
@@ -569,6 +570,7 @@ class Decoder:
     at_positions = False
     generates = False
     targets = False
+    finds_entities = False
     ranks = False
     rules: Mapping[str, Rule] = {}
 

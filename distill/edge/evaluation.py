@@ -461,7 +461,7 @@ class TagRows(LabelledRows):
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
         """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
-        metrics = score_entities(predictions, labels)
+        metrics = score_entities(TagScheme(self.labels), predictions, labels)
         return {f"text_{name}": value for name, value in metrics.items()} if self.columns.as_text else metrics
 
 

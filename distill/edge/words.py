@@ -119,10 +119,16 @@ def locate_entities(scheme: "TagScheme", tags: NDArray[np.integer], words: Seque
 
 
 def score_entities(
-    predictions: Sequence[Mapping[str, Any]], expected: Sequence[set[tuple[str, int, int]]]
+    scheme: "TagScheme", predictions: Sequence[Mapping[str, Any]], expected: Sequence[set[tuple[str, int, int]]]
 ) -> dict[str, float]:
-    """Returns F1, precision and recall of predicted entities, which are right in type and in all characters."""
-    found = [{(entity["type"], entity["start"], entity["end"]) for entity in each["entities"]} for each in predictions]
+    """Returns F1, precision and recall of predicted entities, which are right in type and in all characters.
+
+    Entities of other types than those of the tags, which patterns find, are left out.
+    """
+    found = [
+        {(of["type"], of["start"], of["end"]) for of in each["entities"] if of["type"] in scheme.types}
+        for each in predictions
+    ]
     correct = sum(len(given & entities) for given, entities in zip(found, expected, strict=True))
     predicted, existing = sum(map(len, found)), sum(map(len, expected))
     return {

@@ -14,13 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.console import ProgressMeter, print_line, print_notice
 from distill.core.contracts import Data, Scores, Task, TaskInfo
-from distill.core.errors import NumericalError, UserError
+from distill.core.errors import NumericalError, OptionError, UserError
 from distill.core.files import hash_file, write_json
+from distill.core.options import show_value
 from distill.data.pool import read_texts
 from distill.edge import bundle as edge
 from distill.edge.bundle_files import ANY, FORMAT, count_bytes, list_with_encoder, session, weight_bits
 from distill.edge.decoder import Record
 from distill.edge.text_decoders import open_model
+from distill.edge.words import TagScheme
 from distill.export import gate
 from distill.export.escalation import measure_escalation
 from distill.export.graph import remove_model
@@ -93,7 +95,7 @@ def write_bundle(
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
-    decoding = manifest.content["decoding"] | scores["dev"].decoding
+    decoding = manifest.content["decoding"] | scores["dev"].decoding | settings.describe_patterns()
     manifest.content.update({"teacher": None, **(entries or {})}, decoding=decoding)
     manifest.write({FLOAT32: fp32.name})
     bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
@@ -579,6 +581,15 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
             f"got export.calibration={settings.calibration}, and the task has {examples:,} training texts: set it to "
             "at most that, or to null"
         )
+
+
+def check_patterns(labels: Sequence[str], settings: ExportSettings) -> None:
+    """Raises OptionError for a pattern of a type that the tags have, because a type has one source."""
+    types = TagScheme(labels).types
+    for name, value in (settings.patterns or {}).items():
+        if name in types:
+            expected = f"another name than the types of the tags ({', '.join(types)}), which the model finds"
+            raise OptionError(f"export.patterns.{name}", show_value(value), expected)
 
 
 def text_metrics(data: Data, texts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:

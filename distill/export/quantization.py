@@ -41,6 +41,7 @@ from distill.edge.bundle_files import (
     this_target,
     without_telemetry,
 )
+from distill.edge.patterns import Pattern
 from distill.edge.text_decoders import open_model
 from distill.export import graph
 
@@ -380,6 +381,7 @@ class ExportSettings:
         max_vector_drop: largest drop of the task's metric on dev with which fewer dimensions, and the int8 and binary
             vectors of an index, pass.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
+        patterns: types of entities that regular expressions find beside a tagger, as `Pattern.create` reads each.
     """
 
     enabled: Literal["auto"] | bool = "auto"
@@ -401,6 +403,7 @@ class ExportSettings:
     dimensions: Dimensions = ()
     max_vector_drop: NonNegativeFloat = 0.03
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
+    patterns: Annotated[Mapping[str, Any] | None, Field(description="a mapping of types to patterns, or null")] = None
 
     def __post_init__(self) -> None:
         if FLOAT32 not in self.formats:
@@ -412,6 +415,18 @@ class ExportSettings:
             raise OptionError(
                 "vocabulary_texts", show_value(self.vocabulary_texts), "[], because vocabulary=full keeps every piece"
             )
+
+        self.describe_patterns()
+
+    def describe_patterns(self) -> dict[str, list[dict[str, str | None]]]:
+        """Returns the `patterns` of a decoding, if there are any; raises UserError for one that cannot be."""
+        patterns = []
+        for name, value in (self.patterns or {}).items():
+            try:
+                patterns.append(Pattern.create(name, value).describe())
+            except UserError as error:
+                raise UserError(f"got export.patterns.{name}={show_value(value)}: {error}") from error
+        return {"patterns": patterns} if patterns else {}
 
     def cut_at_export(self) -> "ExportSettings":
         """Returns the settings of an export that cuts the vocabulary, for a student that has not been trained."""

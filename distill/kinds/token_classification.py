@@ -401,7 +401,7 @@ class TagScores(Scoring):
         """
         sentences = zip(split["tags"], place_sentences(split), strict=True)
         expected = [locate_entities(self.scheme, tags, spans) for tags, (_, spans) in sentences]
-        return {f"text_{self.metric}": score_entities(predictions, expected)["f1"]}
+        return {f"text_{self.metric}": score_entities(self.scheme, predictions, expected)["f1"]}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.

@@ -15,6 +15,7 @@ from distill.core.errors import UserError
 from distill.edge import Bundle
 from distill.edge.decode import Tags
 from distill.edge.decoder import Example
+from distill.edge.patterns import Pattern
 from distill.edge.words import TagScheme, locate_words, name_scheme
 from distill.kinds.token_classification import TagScores
 from tests.edge.conftest import ROOT, Write
@@ -161,3 +162,45 @@ def test_the_tags_of_a_browser_are_those_of_python() -> None:
         scheme = TagScheme(labels, name)
         assert scheme.decode(logits).tolist() == (scheme._search(logits.astype(float)).tolist() if len(tags) else [])
         assert tags == scheme.decode(logits).tolist()
+
+
+# A bundle of a page whose tokens are words and whose logits are given, without the libraries of the page.
+TAGGING = """
+import { readFileSync } from "node:fs";
+const { path, description, records } = JSON.parse(readFileSync(0, "utf8")), { Bundle } = await import(path);
+class Tensor { constructor(type, data) { this.data = data; } }
+const predictions = [];
+for (const [text, logits] of records) {
+  const tokenizer = { encode: (part) => ({ ids: (part.match(/[^ ]+/g) ?? []).map((word) => word.length) }) };
+  const session = { run: async () => ({ logits: { data: logits.flat() } }) };
+  predictions.push(await new Bundle(description, tokenizer, session, Tensor).predict(text));
+}
+console.log(JSON.stringify(predictions));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_a_page_tags_a_text_as_python_with_patterns_beside() -> None:
+    """Most of the likeliest tags are invalid, and some entities overlap a match."""
+    text, random = "\U0001f600 to a@b.org on 1.2.2030 from Oslo", np.random.default_rng(3)
+    decoding = {
+        "splitter": {"name": "spaces"}, "scheme": "BIO",
+        "patterns": [Pattern.create("email").describe(), Pattern("day", r"\d{1,2}\.\d{1,2}\.\d{4}").describe()],
+    }  # fmt: skip
+    decoder = Tags(BIO, False, decoding, tokenizer=None)  # type: ignore[arg-type]
+    example = decoder.read(text)
+    rows = [random.normal(size=(len(example.words), len(BIO))).astype(np.float32) for _ in range(8)]
+    description = {
+        "decoder": "tags", "decoding": decoding, "labels": BIO, "max_length": 99, "truncation_side": "right",
+        "unknown": None, "special": {"single": [{"text": 0, "type": 0}]}, "inputs": ["input_ids"],
+    }  # fmt: skip
+    path = (ROOT / "distill" / "edge" / "web" / "bundle.mjs").as_uri()
+    content = {"path": path, "description": description, "records": [(text, row.tolist()) for row in rows]}
+    command = ["node", "--input-type=module", "-e", TAGGING]
+    done = subprocess.run(command, input=json.dumps(content), capture_output=True, text=True, check=True)
+    for row, found in zip(rows, json.loads(done.stdout), strict=True):
+        expected = decoder.decode(example, [(example.words, row)])["entities"]
+        scores = [entity.pop("score") for entity in expected]
+        assert [entity.pop("score") for entity in found["entities"]] == pytest.approx(scores)
+        assert found["entities"] == expected
+        assert {"a@b.org", "1.2.2030"} <= {entity["text"] for entity in expected}

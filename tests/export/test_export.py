@@ -21,13 +21,13 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedModel
 
 from distill.core import console
 from distill.core.contracts import Scores
-from distill.core.errors import NumericalError, UserError
+from distill.core.errors import NumericalError, OptionError, UserError
 from distill.data.splits import LabelledData, Split, text_split
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
 from distill.edge.bundle_files import FORMAT, session
 from distill.export import latency
-from distill.export.bundle_writer import FILES, Scorer, take_first, write_bundle
+from distill.export.bundle_writer import FILES, Scorer, check_patterns, take_first, write_bundle
 from distill.export.gate import describe_sensitivity, judge, judge_float32
 from distill.export.onnx import export_onnx
 from distill.export.quantization import FORMATS, RECIPES, ExportSettings, RecipeInput, write_dynamic
@@ -359,10 +359,21 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path) -> No
     assert scores["dev"].example_id.tolist() == [0, 0, 2, 3]
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
-        settings=LOOSE,
+        settings=replace(LOOSE, patterns={"email": None}),
     ).formats  # fmt: skip
     assert formats["fp32"]["max_abs_diff"] < 2e-5
     assert Bundle(tmp_path).truncation_side == "left"
+    found = Bundle(tmp_path).predict("x to a@b.org")["entities"]
+    assert [(of["text"], of["score"]) for of in found if of["type"] == "email"] == [("a@b.org", 1.0)]
+
+
+def test_a_pattern_of_a_type_that_the_tags_have_is_refused() -> None:
+    settings = ExportSettings(patterns={"city": "[A-Z]{3}", "email": None})
+    check_patterns(["O", "B-river"], settings)
+    with pytest.raises(OptionError, match="got export.patterns.city=.*, expected another name than the types"):
+        check_patterns(["O", "B-city", "I-city"], settings)
+    with pytest.raises(OptionError, match="patterns=7, expected a mapping of types to patterns, or null"):
+        ExportSettings(patterns=7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("side", "truncated"), [("right", [False, False, True]), ("left", [True, False, False])])

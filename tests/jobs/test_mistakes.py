@@ -58,6 +58,8 @@ MISTAKES = {
         "output_dir=mine/file/runs": "cannot be created",
         "resume=true output_dir=others": "has no unfinished run of this configuration: leave out resume=true",
         "resume=true dry_run=true": "dry_run=true plans a new run: leave out resume",
+        "export.patterns={email:null}": "expected null, because task sst2 (classification) tags no words",
+        "export.patterns={order:a+}": "got export.patterns.order=a+: + at character 2 has no upper limit",
         "task=swag benchmark.dev_pass=true": "is for tasks whose examples are texts, and task=swag is multiple_choice",
         "task=embedding task.data_dir=mine/pairs objective=embedding": "dev has 2 pairs with the score 3 and no other",
         "task=embedding task.data_dir=toys/pairs objective=embedding task.cross_encoder=nowhere": (

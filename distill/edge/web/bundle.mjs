@@ -233,6 +233,38 @@ export function findEntities(tags) {
   return found.map(({ first, last, type }) => [first, last, type]);
 }
 
+/** The number that is left of digits, letters counting from 10, after division by 97. */
+function divideIban(text) {
+  const characters = text.replace(/[^A-Za-z0-9]/g, ""), turned = characters.slice(4) + characters.slice(0, 4);
+  const digits = Array.from(turned, (each) => parseInt(each, 36)).join("");
+  return Array.from(digits).reduce((rest, digit) => (rest * 10 + Number(digit)) % 97, 0);
+}
+
+function sumLuhn(text) {
+  const digits = Array.from(text.replace(/[^0-9]/g, ""), Number).reverse();
+  return digits.reduce((sum, digit, i) => sum + (i % 2 ? Math.floor(digit / 5) + ((2 * digit) % 10) : digit), 0);
+}
+
+const CHECKS = { iban: (text) => divideIban(text) === 1, luhn: (text) => sumLuhn(text) % 10 === 0 };
+
+/** The matches `[start, end]` of a pattern in UTF-16 units whose check holds, as `Pattern` of distill.edge finds them. */
+export function findMatches(text, { pattern, check }) {
+  const isRight = check ? CHECKS[check] : () => true, sticky = new RegExp(pattern, "uy");
+  const again = (first, end) => {
+    sticky.lastIndex = first;
+    return sticky.exec(text.slice(0, end))?.[0];
+  };
+  return Array.from(text.matchAll(new RegExp(pattern, "gu"))).flatMap(({ 0: match, index }) => {
+    let found = match;
+    for (let end = index + match.length; !(found && isRight(found));) {
+      end = check ? text.lastIndexOf(" ", end - 1) : index;
+      if (end <= index) return [];
+      found = again(index, end);
+    }
+    return [[index, index + found.length]];
+  });
+}
+
 export class Bundle {
   /**
    * @param description of the bundle, as `description.json` has it.
@@ -344,15 +376,32 @@ export class Bundle {
     const kept = joinWords(text, words, pieces).filter(({ piece }) => piece >= from && piece < to);
     const rows = kept.map(({ piece }) => logits.slice((piece + offset) * labels.length, (piece + offset + 1) * labels.length));
     const tags = decodeTags(rows, labels, decoding.scheme), values = rows.map(softmax);
-    const points = (end) => Array.from(text.slice(0, end)).length;
-    const entities = findEntities(tags.map((tag) => labels[tag])).map(([first, last, type]) => {
+    const points = countPoints(text), taken = new Uint8Array(text.length);
+    const matches = (decoding.patterns ?? []).flatMap((pattern) =>
+      findMatches(text, pattern).map(([start, end]) => ({ type: pattern.type, score: 1, start, end })));
+    const tagged = findEntities(tags.map((tag) => labels[tag])).map(([first, last, type]) => {
       const scores = values.slice(first, last).map((of, i) => of[tags[first + i]]);
-      const [start, end] = [kept[first].word[0], kept[last - 1].word[1]];
       const score = scores.reduce((a, b) => a + b, 0) / scores.length;
-      return { text: text.slice(start, end), type, score, start: points(start), end: points(end) };
+      return { type, score, start: kept[first].word[0], end: kept[last - 1].word[1] };
     });
+    // A match takes the place of the entities that it overlaps, and of the matches of patterns behind its own.
+    const entities = [...matches, ...tagged].filter(({ start, end }) => {
+      const isFree = taken.subarray(start, end).every((value) => value === 0);
+      if (isFree) taken.fill(1, start, end);
+      return isFree;
+    }).sort((a, b) => a.start - b.start).map(({ type, score, start, end }) =>
+      ({ text: text.slice(start, end), type, score, start: points[start], end: points[end] }));
     return { entities, isCut: to - from < all.length };
   }
+}
+
+/** The number of code points before each UTF-16 unit of a text, and before its end. */
+function countPoints(text) {
+  const points = new Uint32Array(text.length + 1);
+  for (let i = 0; i < text.length; i++) {
+    points[i + 1] = points[i] + (/[\udc00-\udfff]/.test(text[i]) ? 0 : 1);
+  }
+  return points;
 }
 
 /** The ids and the types of a sequence with its special tokens. */
