@@ -37,16 +37,7 @@ from distill.edge.decoder import (
 from distill.edge.patterns import add_matches, parse_patterns
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
 from distill.edge.values import SIZE, Rule, check_count, is_number, is_share, null_or
-from distill.edge.words import (
-    OUTSIDE,
-    SCHEMES,
-    CutEncoding,
-    Splitter,
-    TagScheme,
-    cut_between_words,
-    join_words,
-    locate_words,
-)
+from distill.edge.words import OUTSIDE, CutEncoding, Splitter, TagScheme, cut_between_words, join_words, locate_words
 
 if TYPE_CHECKING:
     from distill.edge.bundle import Bundle
@@ -186,7 +177,6 @@ class Tags(Decoder):
     fields = ("entities",)
     axes = 3
     cuts = finds_entities = True
-    rules: Mapping[str, Rule] = {"scheme": null_or(lambda value: value in SCHEMES, f"one of {', '.join(SCHEMES)}")}
 
     def configure(self, decoding: Mapping[str, Any]) -> None:
         self.scheme, self.splitter = TagScheme(self.labels, decoding.get("scheme")), Splitter.parse(decoding)

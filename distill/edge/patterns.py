@@ -9,7 +9,6 @@ an upper limit, and the ways in which a pattern may read the same characters are
 
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,9 +46,8 @@ BUILT_IN: Mapping[str, tuple[str, str | None]] = {
 
 _ESCAPE = r"\\[dDwWtn^$\\.*+?()\[\]{}|/]"
 _CLASS = rf"\[(?!\^?\])\^?(?:{_ESCAPE}|\\-|[^\[\]\\])+\]"
-_LITERAL = r"[^\\^$.*+?()\[\]{}|]"
 _TOKEN = re.compile(
-    rf"(?P<one>{_CLASS}|{_ESCAPE}|{_LITERAL})|(?P<edge>\\b)|(?P<look>\(\?<?[=!])|(?P<open>\(\?:|\((?!\?))"
+    rf"(?P<one>{_CLASS}|{_ESCAPE}|[^\\^$.*+?()\[\]{{}}|])|(?P<edge>\\b)|(?P<look>\(\?<?[=!])|(?P<open>\(\?:|\((?!\?))"
     r"|(?P<close>\))|(?P<or>\|)|(?P<times>\?|\{\d{1,4}(?:,\d{1,4})?\})"
 )
 # What else a pattern may have, and why it is refused.
@@ -59,7 +57,7 @@ _REFUSED = (
     (r"[\^$]", r"is an end of the text, and a pattern is found anywhere: leave it out, or write \^ and \$"),
     (r"\\.", r"is read differently in Python and JavaScript: the escapes are \d, \w, \D, \W, \b, \t and \n"),
     (r"\(\?.", "is a group of one of both languages alone: write (?:...), (?=...), (?!...), (?<=...) or (?<!...)"),
-    (r"[\[\]{}]", "is no class and no repetition: write a backslash before it, also within a class"),
+    (r"[\[\]{}]", r"is no class of both languages and no repetition: write \[ for itself, and no \s and \b in a class"),
 )
 
 
@@ -140,10 +138,9 @@ class _Reader:
 
     def _refuse(self) -> UserError:
         rest = self.pattern[self.place :]
-        for construct, reason in _REFUSED:
-            if found := re.match(construct, rest, re.DOTALL):
-                return UserError(f"{found.group()} at character {self.place + 1} {reason}")
-        return UserError(f"character {self.place + 1} cannot be read: {shorten(rest)}")
+        matches = ((re.match(construct, rest, re.DOTALL), reason) for construct, reason in _REFUSED)
+        found, reason = next((match.group(), reason) for match, reason in matches if match)
+        return UserError(f"{found} at character {self.place + 1} {reason}")
 
     def _measure(self, branches: Sequence[Sequence[_Item]], behind: frozenset[str]) -> _Measure:
         """Returns the measure of alternatives, before one of the characters `behind`, none at the end of a pattern."""
@@ -152,8 +149,7 @@ class _Reader:
         return _Measure(frozenset[str]().union(*first), sum(ways), min(least), max(most))
 
     def _measure_branch(self, branch: Sequence[_Item], behind: frozenset[str]) -> _Measure:
-        ways = 1
-        least = most = 0
+        ways, least, most = 1, 0, 0
         for item in reversed(branch):
             if item.is_condition:
                 behind = (item.first & behind) or item.first
@@ -194,8 +190,7 @@ class Pattern:
         if self.check not in (None, *CHECKS):
             raise UserError(f"check {shorten(self.check)} is unknown, expected one of {', '.join(CHECKS)} or null")
         try:
-            with warnings.catch_warnings(action="ignore"):  # Of a class within a class, which is refused.
-                re.compile(self.pattern, re.ASCII)
+            re.compile(self.pattern, re.ASCII)
             measure = _Reader(self.pattern).read()
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(f"it is no regular expression: {error}") from error
@@ -245,16 +240,12 @@ class Pattern:
                 yield found.span()
 
 
-def parse_patterns(values: object) -> list[Pattern]:
-    """Returns the patterns of bundle.json; raises UserError for one that is none."""
-    patterns = list[Pattern]()
-    for value in values if isinstance(values, list) else [values]:
-        try:
-            given = dict(value) if isinstance(value, Mapping) else {}
-            patterns.append(Pattern.create(str(given.pop("type")), given))
-        except (UserError, KeyError) as error:
-            raise UserError(f"decoding has the pattern {shorten(value)}: {error}") from error
-    return patterns
+def parse_patterns(values: Any) -> list[Pattern]:
+    """Returns the patterns of bundle.json; raises UserError for what is none."""
+    try:
+        return [Pattern.create(str(value.pop("type")), value) for value in map(dict, values)]
+    except (UserError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"decoding has the patterns {shorten(values)}: {error}") from error
 
 
 def add_matches(

@@ -188,9 +188,14 @@ class TagScheme:
     Args:
         labels: the tags.
         name: as in `name_scheme`; None takes BIOES for tags with `E` or `S` and BIO for others.
+
+    Raises:
+        UserError: for another name.
     """
 
     def __init__(self, labels: Sequence[str], name: str | None = None) -> None:
+        if name not in (None, *SCHEMES):
+            raise UserError(f"decoding has the scheme {name!r}, expected one of {', '.join(SCHEMES)}")
         parts = [label.partition("-") for label in labels]
         self.types = sorted({name for prefix, _, name in parts if prefix in PREFIXES})
         number = {name: index for index, name in enumerate(self.types)}

@@ -86,7 +86,8 @@ def write_bundle(
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
-        taught_by: the scores of the teacher by split, to which texts are left, and whose documents may be searched.
+        taught_by: the scores of the teacher by split: to it texts are left, its recalls files must keep, and its
+            documents may be searched.
         entries: of bundle.json: `teacher`, its name and metrics to be shown beside those of the student, and `space`,
             its fingerprint where the vectors of the student are among its own.
     """
@@ -122,6 +123,11 @@ def write_bundle(
 def _score_float32(scorer: "Scorer", path: Path, *, is_cut: bool) -> "tuple[Scorer, dict[str, Scores]]":
     """Returns the scores of the float32 file, and a scorer that marks the items which a cut vocabulary reads anew."""
     scores = scorer.score_splits(path)
+    if weak := gate.list_weak(scorer.torch.compare_recalls(scores["dev"]), share := scorer.settings.min_type_recall):
+        print_notice(
+            f"by recall on dev the student finds less than {share:g} of the teacher's {', '.join(weak.values())}; its "
+            "files are compared with the student there: train it longer, or on more examples of these types"
+        )
     if not is_cut:
         return scorer, scores
     scorer = scorer.marking_reread(scores)
@@ -585,11 +591,10 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
 
 def check_patterns(labels: Sequence[str], settings: ExportSettings) -> None:
     """Raises OptionError for a pattern of a type that the tags have, because a type has one source."""
-    types = TagScheme(labels).types
-    for name, value in (settings.patterns or {}).items():
-        if name in types:
-            expected = f"another name than the types of the tags ({', '.join(types)}), which the model finds"
-            raise OptionError(f"export.patterns.{name}", show_value(value), expected)
+    patterns, types = settings.patterns or {}, TagScheme(labels).types
+    if clash := [name for name in patterns if name in types]:
+        expected = f"another name than the types of the tags ({', '.join(types)}), which the model finds"
+        raise OptionError(f"export.patterns.{clash[0]}", show_value(patterns[clash[0]]), expected)
 
 
 def text_metrics(data: Data, texts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from distill.edge.index import VectorForm
 from distill.export.quantization import ExportSettings
 from distill.kinds.scoring import Scoring
 from distill.models.vectors import vector_width
-from distill.records.schema import Abstention, BatchSensitivity, FileComparison, SmallerVectors, TypeRecall
+from distill.records.schema import Abstention, BatchSensitivity, FileComparison, HeldRecall, SmallerVectors, TypeRecall
 from distill.training.module import split_metrics
 from distill.training.statistics import LEVEL, compare_examples
 
@@ -77,6 +77,37 @@ def _paired_interval(lost: int, gained: int, number: int, *, tail: float) -> lis
     error = math.sqrt(lost_more + gained_more - difference**2 / more)
     reach = -NormalDist().inv_cdf(tail) * error
     return [max(-1.0, (difference - reach) / more), min(1.0, (difference + reach) / more)]
+
+
+def find_lost(comparison: FileComparison, share: float | None) -> list[str]:
+    """Returns the types whose recall is too small, in words.
+
+    It must be at least this share of the teacher's recall. Where the torch model itself has less, it must be at least
+    this share of the torch model's: a weak student is no reason to refuse its files, and a file must not lose what the
+    student has.
+
+    Args:
+        share: None for no limit.
+    """
+    recalls, lost = comparison.get("recalls", {}), list[str]()
+    weak = list_weak(recalls, share)
+    for name, recall in recalls.items():
+        whose = "student" if name in weak else "teacher"
+        reference = recall["student"] if name in weak else recall["teacher"]
+        if share is not None and recall["file"] < share * reference - ROUNDING:
+            lost.append(
+                f"the recall of {name} is {recall['file']:.3f}, below {share:g} of the {whose}'s {reference:.3f}"
+            )
+    return lost
+
+
+def list_weak(recalls: Mapping[str, HeldRecall], share: float | None) -> dict[str, str]:
+    """Returns the types of which the torch model finds less than this share of the teacher's, with both recalls."""
+    return {
+        name: f"{name} {recall['student']:.3f} (teacher {recall['teacher']:.3f})"
+        for name, recall in recalls.items()
+        if share is not None and recall["student"] < share * recall["teacher"] - ROUNDING
+    }
 
 
 def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
@@ -162,7 +193,7 @@ class TorchScores:
 
     scoring: Scoring
     scores: Mapping[str, Scores]
-    teacher: Mapping[str, Scores] = field(default_factory=dict)  # Its scores, where students search its vectors.
+    teacher: Mapping[str, Scores] = field(default_factory=dict)  # Its scores, if there is one.
 
     @cached_property
     def resolution(self) -> float | None:
@@ -186,7 +217,7 @@ class TorchScores:
         values, expected = (of.columns[scoring.compared_column] for of in both)
         drop, interval, examples = self.measure_drop(scores["dev"])
         errors = [scoring.calibration_error(of) for of in both]
-        return {
+        comparison: FileComparison = {
             "max_abs_diff": float(np.abs(values - expected).max()),
             "max_probability_diff": scoring.probability_diff(*both),
             "agreement": scoring.agreement(scores["dev"], reference),
@@ -198,6 +229,19 @@ class TorchScores:
             "types": compare_types(scoring, scores["dev"], reference),
             "ece": errors[0],
             "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
+        }
+        if recalls := self.compare_recalls(scores["dev"]):
+            comparison["recalls"] = recalls
+        return comparison
+
+    def compare_recalls(self, dev: Scores) -> dict[str, HeldRecall]:
+        """Returns the recalls of types with at least `FEWEST_OF_TYPE` right answers, of which the teacher finds any."""
+        recalls = self.scoring.type_recalls
+        student, teacher = recalls(self.scores["dev"]), recalls(self.teacher["dev"]) if "dev" in self.teacher else {}
+        return {
+            name: {"number": number, "file": found, "student": student[name][1], "teacher": teacher[name][1]}
+            for name, (number, found) in recalls(dev).items()
+            if number >= FEWEST_OF_TYPE and teacher.get(name, (0, 0.0))[1]
         }
 
     def measure_drop(self, dev: Scores) -> tuple[float, list[float], int]:
@@ -256,9 +300,10 @@ def judge(
 
     A file fails if its metric drops by more than `max_drop` and this is more than noise (the interval of the drop lies
     above 0), if its predictions are others than `min_agreement`, `max_probability_diff` and `max_ece_rise` allow, or if
-    the recall of a type certainly falls by more than twice `max_drop`. A file that does not fail passes if its metric
-    drops by `max_drop` at most, the interval of the drop ends at twice `max_drop` at most, and the recall of no type
-    fell by more than that on dev. Else dev cannot tell, and the file is `undecided`.
+    the recall of a type certainly falls by more than twice `max_drop`, or is too small beside the teacher's as
+    `find_lost` says. A file that does not fail passes if its metric drops by `max_drop` at most, the interval of the
+    drop ends at twice `max_drop` at most, and the recall of no type fell by more than that on dev. Else dev cannot
+    tell, and the file is `undecided`.
 
     Args:
         confidence: of the interval whose upper end decides. It is more than 95% for files that are tried until one
@@ -272,6 +317,7 @@ def judge(
     faults = _find_faults(comparison, settings, check_drop=not is_noise)
     if lost := [name for name, recall in types.items() if recall["interval"][0] > limit]:
         faults.append(describe_types(lost, types))
+    faults += find_lost(comparison, settings.min_type_recall)
     if faults:
         return GateVerdict(FAILED, "; ".join(faults))
     doubts = [doubt] if (doubt := _describe_doubt(comparison, settings, confidence)) else []
@@ -382,7 +428,7 @@ def judge_float32(comparison: FileComparison, settings: ExportSettings) -> GateV
     strict = replace(
         settings, min_agreement=FP32_AGREEMENT, max_probability_diff=FP32_PROBABILITY_DIFF, max_ece_rise=1.0
     )
-    faults = _find_faults(comparison, strict, check_drop=True)
+    faults = _find_faults(comparison, strict, check_drop=True) + find_lost(comparison, settings.min_type_recall)
     return GateVerdict(FAILED, "; ".join(faults)) if faults else GateVerdict(PASSED)
 
 

@@ -363,6 +363,8 @@ class ExportSettings:
         min_agreement: smallest share of the items on which an int8 file and the torch model predict alike.
         max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
         max_ece_rise: largest increase of the expected calibration error of an int8 file.
+        min_type_recall: smallest recall of each type of entity on dev as a share of the teacher's, or of the torch
+            model's where that has less than this share itself; None for no limit.
         formats: files of the bundle. `fp32` is one of them, because the others are made from it.
         recipes: recipes of quantization for `int8`, in the order in which they are tried until one passes.
         search_evaluations: evaluations of the student with which `mixed` looks for the matrices that stay in float.
@@ -389,6 +391,7 @@ class ExportSettings:
     min_agreement: Share = 0.97
     max_probability_diff: Share = 0.3
     max_ece_rise: Share = 0.02
+    min_type_recall: Share | None = 0.95
     formats: Annotated[tuple[FormatName, ...], Field(strict=False)] = ("fp32", "int8")
     recipes: Annotated[tuple[RecipeName, ...], Field(strict=False, min_length=1)] = DEFAULT_RECIPES
     search_evaluations: PositiveInt = 40

@@ -399,6 +399,13 @@ class Scoring:
         """The row of the split that each of `hits` belongs to, `[number]`."""
         return {name: rows for name, (_, rows) in self.right_answers(scores).items()}
 
+    def type_recalls(self, scores: Scores) -> dict[str, tuple[int, float]]:
+        """The number of right answers, and the share of them that is found, of each type held to the teacher's recall.
+
+        Empty without such types.
+        """
+        return {}
+
     def rows(self, scores: Scores) -> np.ndarray:
         """The row of the split that each item belongs to, `[n]`."""
         return scores.example_id

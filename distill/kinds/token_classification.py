@@ -465,6 +465,10 @@ class TagScores(Scoring):
         kinds = {name: expected.kind == number for number, name in enumerate(self.scheme.types)}
         return {name: (is_found[of_kind], rows[of_kind]) for name, of_kind in kinds.items()}
 
+    def type_recalls(self, scores: Scores) -> dict[str, tuple[int, float]]:
+        """Those of each type of entity that the split has."""
+        return {name: (len(hits), float(hits.mean())) for name, hits in self.hits(scores).items() if len(hits)}
+
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The most frequent tag, which is usually that of words without an entity."""
         index = int(np.bincount(scores.labels).argmax())

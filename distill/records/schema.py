@@ -117,6 +117,20 @@ class TypeRecall(TypedDict):
     interval: Interval
 
 
+class HeldRecall(TypedDict):
+    """The recall of a type on dev that is held to the teacher's.
+
+    Attributes:
+        number: of the right answers of this type.
+        file, student, teacher: the recalls of the file, of the torch model and of the teacher, which is above 0.
+    """
+
+    number: int
+    file: float
+    student: float
+    teacher: float
+
+
 class _Compared(TypedDict, total=False):
     """Comparison of a file with the torch model on dev. An earlier version may have left out fields.
 
@@ -163,6 +177,7 @@ class FileComparison(_Compared, total=False):
         resolution: the end of the interval of the drop for predictions that are those of torch; 0 if the metric cannot
             move, and None for a metric without a worst value.
         types: types of answers whose recall decreased, by name.
+        recalls: the recalls of types of entities with enough right answers, by name; left out without any.
         ece_rise: increase of the expected calibration error.
     """
 
@@ -170,6 +185,7 @@ class FileComparison(_Compared, total=False):
     examples: int
     resolution: float | None
     types: dict[str, TypeRecall]
+    recalls: dict[str, HeldRecall]
     ece_rise: float | None
 
 

@@ -66,9 +66,10 @@ def test_a_match_takes_the_place_of_an_entity_and_of_a_later_pattern() -> None:
         (r"(a)\1", r"\\1 at character 4 is read differently"),
         ("(?P<n>a)", r"\(\?P at character 1 is a group of one of both languages alone"),
         ("(?i)a", r"\(\?i at character 1 is a group"),
-        ("a]", r"\] at character 2 is no class and no repetition: write a backslash"),
+        ("a]", r"\] at character 2 is no class of both languages and no repetition: write \\\["),
         ("[[a]", r"\[ at character 1 is no class"),
         ("[]a]", r"\[ at character 1 is no class"),
+        (r"[\s]", r"\[ at character 1 is no class of both languages .* and no \\s and \\b in a class"),
         ("a{x}", r"\{ at character 2 is no class"),
         ("a{2}?", r"\? at character 5 repeats nothing"),
         ("(?=a){2}a", r"\{2\} at character 6 repeats nothing"),
@@ -141,7 +142,7 @@ def test_a_bundle_finds_patterns_beside_the_entities_of_its_model(write: Write) 
 
 @pytest.mark.parametrize("value", [{"type": "x", "pattern": "a+"}, {"pattern": "a"}, "a"])
 def test_a_damaged_pattern_of_a_bundle_is_refused(write: Write, value: object) -> None:
-    with pytest.raises(UserError, match="is damaged: decoding has the pattern "):
+    with pytest.raises(UserError, match="is damaged: decoding has the patterns "):
         Bundle(write("tags", decoding={"splitter": Splitter().describe(), "patterns": [value]}))
 
 

@@ -137,7 +137,7 @@ def test_the_known_words_of_a_sentence_that_is_cut_are_a_sequence_by_themselves(
 
 def test_an_unknown_scheme_is_refused(write: Write) -> None:
     decoding = {"splitter": {"name": "punctuation"}, "scheme": "BILOU"}
-    with pytest.raises(UserError, match="decoding has scheme 'BILOU', expected one of BIO, IOB1, BIOES"):
+    with pytest.raises(UserError, match="decoding has the scheme 'BILOU', expected one of BIO, IOB1, BIOES"):
         Bundle(write("tags", decoding=decoding))
 
 

@@ -26,7 +26,7 @@ from distill.data.splits import LabelledData, Split, text_split
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
 from distill.edge.bundle_files import FORMAT, session
-from distill.export import latency
+from distill.export import gate, latency
 from distill.export.bundle_writer import FILES, Scorer, check_patterns, take_first, write_bundle
 from distill.export.gate import describe_sensitivity, judge, judge_float32
 from distill.export.onnx import export_onnx
@@ -342,7 +342,8 @@ def tagger(vocabulary: int, **options: Any) -> BertForTokenClassification:
     return BertForTokenClassification(config).eval()
 
 
-def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path) -> None:
+def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, monkeypatch: Patch, capsys: Output) -> None:
+    monkeypatch.setattr(gate, "FEWEST_OF_TYPE", 1)
     words = [["zebra", "unicorn", "x"], ["a", "crocodile"], ["x"], ["elephantine", "crocodile", "unicorn"]]
     for name in ("train", "dev"):
         lines = ["".join(f"{word} {'O' if len(word) < 3 else 'B-animal'}\n" for word in row) for row in words]
@@ -353,6 +354,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path) -> No
     task = TokenClassification(data=tmp_path, max_length=10)
     splits = task.read(tmp_path)
     model = tagger(len(tokenizer), initializer_range=0.3)
+    model.classifier.weight.data.neg_()  # It finds few animals.
     examples = task.encode(splits, tokenizer, None)
     dev = evaluate(model, task, splits.scoring, [[examples["dev"][[row]]] for row in range(len(words))])
     scores = {"dev": replace(dev, decoding=splits.scoring.fit_decoder(dev))}
@@ -360,7 +362,14 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path) -> No
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
         settings=replace(LOOSE, patterns={"email": None}),
+        taught_by={"dev": dev.with_columns(logits=np.eye(2)[dev.labels])},
     ).formats  # fmt: skip
+    recall = formats["fp32"]["recalls"]["animal"]
+    assert (recall["number"], recall["teacher"]) == (int(dev.labels.sum()), 1)
+    assert recall["student"] < 0.95
+    assert f"less than 0.95 of the teacher's animal {recall['student']:.3f} (teacher 1.000)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert formats["fp32"]["max_abs_diff"] < 2e-5
     assert Bundle(tmp_path).truncation_side == "left"
     found = Bundle(tmp_path).predict("x to a@b.org")["entities"]

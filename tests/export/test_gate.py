@@ -19,6 +19,8 @@ from distill.export.gate import (
     check_dev,
     choose_threshold,
     judge,
+    judge_float32,
+    list_weak,
     measure_abstention,
     split_error,
 )
@@ -363,3 +365,62 @@ def test_the_share_must_be_an_example_of_dev() -> None:
     check_dev(0, None)
     with pytest.raises(UserError, match="got export.abstain=0.04, which is less than one of the 20 examples of dev"):
         check_dev(20, 0.04)
+
+
+# The recall of each type, beside the teacher's
+
+
+def found_of(labels: np.ndarray, found: dict[int, int]) -> Scores:
+    """Returns scores of sentences of one word, of which the first ones of each tag are found."""
+    seen, predicted = dict.fromkeys(found, 0), np.zeros_like(labels)
+    for place, tag in enumerate(labels.tolist()):
+        seen[tag] = seen.get(tag, 0) + 1
+        predicted[place] = tag if seen[tag] <= found.get(tag, 0) else 0
+    return Scores({"logits": 5 * np.eye(5)[predicted]}, labels, np.arange(len(labels)))
+
+
+# Words of O, and of the types x and y, of which y is rare.
+WORDS = np.repeat([0, 1, 3], [400, 100, 20])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student", "file", "reason"),
+    [
+        # Both recalls are weak, and the file loses most of y, which moves F1 by less than noise.
+        ({1: 50, 3: 10}, {1: 50, 3: 10}, {1: 50, 3: 6}, "the recall of y is 0.300, below 0.95 of the teacher's 0.500"),
+        ({1: 50, 3: 10}, {1: 50, 3: 10}, {1: 48, 3: 10}, None),  # 0.96 of the teacher's.
+        ({1: 50, 3: 10}, {1: 55, 3: 12}, {1: 50, 3: 10}, None),  # It loses what the teacher has not.
+        # The student has not reached the teacher, so that its own recall counts.
+        ({1: 50, 3: 16}, {1: 50, 3: 10}, {1: 50, 3: 10}, None),
+        ({1: 50, 3: 16}, {1: 50, 3: 10}, {1: 50, 3: 9},
+         "the recall of y is 0.450, below 0.95 of the student's 0.500"),
+        ({1: 50}, {1: 50, 3: 10}, {1: 50, 3: 6}, None),  # The teacher finds none of y.
+        (None, {1: 50, 3: 10}, {1: 50, 3: 6}, None),
+    ],
+)  # fmt: skip
+def test_a_file_that_loses_a_type_fails(
+    teacher: dict[int, int] | None, student: dict[int, int], file: dict[int, int], reason: str | None
+) -> None:
+    of_teacher = {} if teacher is None else {"dev": found_of(WORDS, teacher)}
+    torch = TorchScores(TAGS, {"dev": found_of(WORDS, student)}, of_teacher)
+    comparison = torch.compare({"dev": found_of(WORDS, file)})
+    settings = replace(DROP_ONLY, max_drop=0.2)
+    for verdict in (judge(comparison, settings), judge_float32(comparison, replace(settings, min_agreement=0))):
+        lost = [part for part in str(verdict.reason).split("; ") if part.startswith("the recall of y is")]
+        assert lost[0].startswith(reason) if reason else not lost, verdict
+        assert verdict.gate == "failed" or reason is None
+    assert "recall of y is" not in str(judge(comparison, replace(settings, min_type_recall=None)).reason)
+
+
+def test_a_type_of_few_words_and_a_task_without_types_have_no_recall_to_keep() -> None:
+    labels = np.repeat([0, 1], [100, 9])
+    few, classes = found_of(labels, {1: 9}), classified([0] * 50 + [1] * 50, [0] * 100)
+    for scoring, scores in ((TAGS, few), (OneClass(("accuracy",)), classes)):
+        assert "recalls" not in TorchScores(scoring, {"dev": scores}, {"dev": scores}).compare({"dev": scores})
+
+
+def test_a_weak_student_is_told_apart_from_a_file_that_loses() -> None:
+    of_student, of_teacher = (found_of(WORDS, {1: 50, 3: number}) for number in (10, 16))
+    recalls = TorchScores(TAGS, {"dev": of_student}, {"dev": of_teacher}).compare_recalls(of_student)
+    assert list_weak(recalls, 0.95) == {"y": "y 0.500 (teacher 0.800)"}
+    assert list_weak(recalls, 0.6) == list_weak(recalls, None) == {}

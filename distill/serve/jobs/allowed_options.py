@@ -393,7 +393,7 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     # The bundle
     ("export.", VALUE,
      "abstain calibration dimensions enabled formats layout max_batch_diff max_drop max_ece_rise max_probability_diff "
-     "max_vector_drop min_agreement model2vec qat_epochs recipes search_evaluations target vocabulary"),
+     "max_vector_drop min_agreement min_type_recall model2vec qat_epochs recipes search_evaluations target vocabulary"),
     ("export.", TEXT, "patterns"),
     ("export.", replace(DATA, words=()), "vocabulary_texts"),
     ("benchmark.", VALUE, "batches dev_pass enabled lengths max_lengths seconds teacher threads"),
