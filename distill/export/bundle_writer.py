@@ -86,8 +86,7 @@ def write_bundle(
 
     Args:
         retrain: returns a copy of the model after quantization-aware distillation; None if it cannot be trained.
-        taught_by: the scores of the teacher by split: to it texts are left, its recalls files must keep, and its
-            documents may be searched.
+        taught_by: the scores of the teacher, whose recalls files must keep, and who gets texts and searched documents.
         entries: of bundle.json: `teacher`, its name and metrics to be shown beside those of the student, and `space`,
             its fingerprint where the vectors of the student are among its own.
     """

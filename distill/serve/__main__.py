@@ -75,6 +75,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--refuse-long", action="store_true",
         help="refuse a text of more tokens than the bundle reads; by default it is cut",
     )  # fmt: skip
+    _add_escalation(parser)
+    parser.add_argument(
+        "--reload",
+        type=float,
+        default=1.0,
+        help="seconds between two looks for a changed bundle (%(default)s); 0: none",
+    )
+    return parser.parse_args(arguments)
+
+
+def _add_escalation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--escalate-to", metavar="URL",
         help="endpoint of a language model that makes the predictions of which the bundle is least sure",
@@ -88,13 +99,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--escalate-seconds", type=float, default=5.0, help="s until the bundle's own prediction stays (%(default)s)"
     )  # fmt: skip
-    parser.add_argument(
-        "--reload",
-        type=float,
-        default=1.0,
-        help="seconds between two looks for a changed bundle (%(default)s); 0: none",
-    )
-    return parser.parse_args(arguments)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -49,10 +49,10 @@ def normalize_json(text: str) -> str:
 def _normalize_value(value: Any, path: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {key: _normalize_value(each, (*path, key)) for key, each in value.items()}
+    if "environment" in path or path == ("version",):
+        return f"<{path[0]}>"  # Of a list too, whose length is that of another machine's.
     if isinstance(value, list):
         return [_normalize_value(each, path) for each in value]
-    if "environment" in path or path == ("version",):
-        return f"<{path[0]}>"
     if path == ("sha256",) or path[0] == "files":
         return "<hash>"
     if path[-1] == "peak_rss_mb":
