@@ -1,5 +1,6 @@
 """The command `python -m distill`: composes the configuration, runs a job, and reports errors in one line."""
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -37,7 +38,7 @@ from distill.jobs import command_line
 from distill.jobs.command_line import ADDED, check_slips, find_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from omegaconf import DictConfig
 
@@ -62,6 +63,7 @@ EXTRA = (
 # Launchers of other packages, and the extras that install them.
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 SERVICE_COMMANDS = ("submit", "watch", "fetch", "cancel", "jobs")
+AUTO = "+student=auto"  # Trains several students, and recommends one.
 # Options of Hydra with a value, and the one that may have a value.
 VALUED = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
@@ -90,7 +92,7 @@ def main() -> int:
     try:
         refuse_passwords((_option_name(argument), argument) for argument in sys.argv[1:])
         given = sys.argv[1:]
-        sys.argv[1:] = put_options_first(given)
+        sys.argv[1:] = put_options_first(choose_automatically(given))
         sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
         _check_installation()
         check_slips(given, VALUED, _names)
@@ -144,6 +146,13 @@ def put_options_first(arguments: "Sequence[str]") -> list[str]:
         else:
             (options if argument.startswith("-") and argument not in INFO else overrides).append(argument)
     return options + overrides
+
+
+def choose_automatically(arguments: "Sequence[str]") -> list[str]:
+    """Returns the sweep over students that `+student=auto` is."""
+    if AUTO not in arguments:
+        return list(arguments)
+    return ["--multirun", "hydra/sweeper=auto", *(argument for argument in arguments if argument != AUTO)]
 
 
 def expand_tasks(argument: str) -> list[str]:
@@ -211,7 +220,16 @@ class JobRunner:
         self.exit_codes = [0]
         self._command = list(sys.argv)
         self._sweep = uuid.uuid4().hex
-        self._in_launcher = False
+        self._in_launcher = self._tolerates = False
+
+    @contextlib.contextmanager
+    def tolerating(self) -> "Iterator[None]":
+        """Leaves errors of runs, which are no errors of the command, to the sweeper."""
+        self._tolerates = True
+        try:
+            yield
+        finally:
+            self._tolerates = False
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Prepares another process, to which a launcher has sent this job."""
@@ -249,6 +267,8 @@ class JobRunner:
 
     def _report(self, error: DistillError) -> Failure:
         """Returns the error of a run, and prints that of one in this process."""
+        if self._tolerates and isinstance(error, UserError):
+            return Failure(error.exit_code, str(error), is_reported=True)
         if self._in_launcher and not (isinstance(error, Interrupted) and command_line.in_slurm_job()):
             return Failure(error.exit_code, str(error))
         self.exit_codes.append(_print_error(error))

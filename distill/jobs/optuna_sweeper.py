@@ -28,6 +28,7 @@ from distill.core.files import JsonObject, make_directory
 from distill.core.options import require_package, show_value
 from distill.core.storage import fetch, fetch_files, try_send
 from distill.jobs import command_line, sweepers
+from distill.jobs.auto_sweeper import AutoSweeper
 from distill.jobs.command_line import quote_overrides
 
 if TYPE_CHECKING:
@@ -293,5 +294,5 @@ _PREFIX = "hydra_plugins.distill."
 
 def register_plugins() -> None:
     """Makes our plugins known to Hydra. Their YAMLs are in `conf/hydra`."""
-    for plugin in (sweepers.GridSweeper, OptunaSweeper, sweepers.RayLauncher, sweepers.TableSweeper):
+    for plugin in (AutoSweeper, sweepers.GridSweeper, OptunaSweeper, sweepers.RayLauncher, sweepers.TableSweeper):
         Plugins.instance().class_name_to_class[_PREFIX + plugin.__name__] = plugin

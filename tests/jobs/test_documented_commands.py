@@ -90,6 +90,9 @@ def list_runs(module: str, words: Sequence[str]) -> Iterator[list[str]]:
     if words[0] in command_line.SERVICE_COMMANDS:
         options, overrides = client._create_parser().parse_known_args(words)
         assert options.command == "submit" or not overrides
+    automatic = command_line.choose_automatically(overrides)
+    if "hydra/sweeper=auto" in automatic:  # One of its students.
+        overrides = [word for word in overrides if word != command_line.AUTO] + ["+student=distilbert"]
     ordered = command_line.put_options_first(overrides)
     valued = [before in command_line.VALUED for before in ["", *ordered]]
     given = [word for word, is_value in zip(ordered, valued, strict=False) if not (is_value or word.startswith("-"))]
