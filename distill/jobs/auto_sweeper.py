@@ -56,9 +56,8 @@ class AutoSweeper(GridSweeper):
 
     def __init__(
         self, candidates: Sequence[str], tolerance: float, ms: float | None, mb: float | None, minutes: float | None,
-        **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(**options)
+        super().__init__(max_batch_size=None)
         self.candidates = [str(candidate) for candidate in candidates]
         for name, value in {"tolerance": tolerance, "ms": ms, "mb": mb, "minutes": minutes}.items():
             least = 0 if name == "tolerance" else math.ulp(0)
