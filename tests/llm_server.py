@@ -41,10 +41,11 @@ class LlmServer:
         key: str | None = None,
         context: float = math.inf,
         model: str = "tiny",
+        counts_tokens: bool = True,
     ) -> None:
         self.answer, self.fault, self.tokens = answer, fault, tokens
         self.takes_schema, self.takes_logprobs, self.key, self.context = takes_schema, takes_logprobs, key, context
-        self.model = model
+        self.model, self.counts_tokens = model, counts_tokens
         self.requests: Counter[str] = Counter()
         self.paid: Counter[tuple[str, object]] = Counter()
         self.bodies: list[Mapping[str, Any]] = []
@@ -158,7 +159,7 @@ class LlmServer:
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         whole = json.dumps({
             "id": "1", "object": "chat.completion", "created": 0, "model": self.model, "choices": [choice],
-            "usage": usage,
+            "usage": usage if self.counts_tokens else None,
         }).encode()  # fmt: skip
         if fault == "half":
             return self.send(handler, 200, whole, cut=20)

@@ -466,10 +466,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not generates:
             _refuse_generation(options)
         searches = options.text[:1] == [SEARCH]
-        if options.escalate is not None and (
-            generates or searches or options.explain or options.evaluate or options.web
-        ):
-            raise UserError("got --escalate, which marks predictions of texts: leave it out")
         bundle = _open(options, None if generates or searches else options.top_k)
         if searches and not bundle.decoder.encodes:  # It is a text.
             searches, bundle = False, _open(options, options.top_k)

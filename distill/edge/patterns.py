@@ -23,7 +23,7 @@ MOST_STEPS = 100_000  # The ways in which a pattern may read what is behind one 
 def is_iban(text: str) -> bool:
     """Returns whether the number of an account has its check digits (ISO 7064, MOD 97-10)."""
     characters = re.sub(r"[^A-Za-z0-9]", "", text)
-    return int("".join(str(int(each, 36)) for each in characters[4:] + characters[:4])) % 97 == 1
+    return int("".join(str(int(each, 36)) for each in characters[4:] + characters[:4]) or "0") % 97 == 1
 
 
 def is_luhn(text: str) -> bool:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distill.core.console import ProgressMeter, format_duration, print_line, print_notice
-from distill.core.errors import OptionError, UserError
+from distill.core.errors import OptionError, UserError, find_surrogate
 from distill.core.files import write_json, write_text
 from distill.core.options import STRICT, check_options, show_value
 from distill.jobs.execution import instantiate
@@ -28,7 +28,7 @@ from distill.labelling.forms import AnswerError, Form, Row
 from distill.labelling.labeller import Calibration, Label, Labeller, to_rows
 from distill.labelling.selection import Selector
 from distill.rows.columns import Table, read_table
-from distill.rows.formats import is_missing, show_names
+from distill.rows.formats import is_missing, is_without_label, show_names
 from distill.training.statistics import wilson_interval
 
 SAMPLE = 20  # Rows that a dry run asks about.
@@ -43,7 +43,7 @@ class LabelSettings:
 
     endpoint: str
     model: str
-    classes: Mapping[str, str | None] | Sequence[str] | None = None
+    classes: Mapping[str | int, str | None] | Sequence[str | int] | None = None
     instructions: str | None = None
     output: str = "labels.jsonl"
     gold: str | None = None
@@ -113,20 +113,23 @@ def run_label(config: DictConfig) -> None:
         ("label.endpoint", config.label.endpoint),
         ("label.model", config.label.model),
     ):
-        if value is None:
+        if not isinstance(value, str):
             raise UserError(f"job=label has no {name}: add {name}=...")
     settings: LabelSettings = instantiate(config.label)
     task = instantiate(config.task)
+    if config.task.get("context"):
+        raise UserError("job=label asks about a question and its choices alone: leave out task.context")
     if task.answer_form is None:
         raise UserError(
             f"job=label has no question for task={config.task.name}: take a task of classes, numbers, tags or choices"
         )
     form = task.answer_form(task.known_columns, settings.described(), settings.instructions or "")
     fallback = config.task.get("label") or config.task.get("answer") or form.key
-    examples = read_examples(form, Path(config.data), settings.column or str(fallback), settings.gold)
+    data, output = Path(config.data).expanduser(), Path(settings.output).expanduser()
+    gold = None if settings.gold is None else Path(settings.gold).expanduser()
+    _check_output(output, form, settings, {data, gold})
+    examples = read_examples(form, data, settings.column or str(fallback), gold, is_named=settings.column is not None)
     endpoint = Endpoint(settings.endpoint, settings.model, settings.timeout, settings.retries)
-    output = Path(settings.output).expanduser()
-    _check_question(output, form, settings)
     with AnswerFile(output.with_suffix(".answers.jsonl")) as file:
         price = None if settings.price is None else Price(**settings.price)
         labeller = Labeller(
@@ -137,41 +140,66 @@ def run_label(config: DictConfig) -> None:
             _print_plan(labeller, examples, settings)
             return
         labels = _label(labeller, examples, settings, int(config.seed))
+        if not labels:
+            raise UserError(f"{settings.endpoint} has given no label: {dict(labeller.count_faults())}")
         _write(output, labeller, examples, labels, settings)
     if goes_on:
-        _train(output, examples, config)
+        _train(output, form, examples, config)
 
 
-def read_examples(form: Form[Any], data: Path, column: str, gold: str | None) -> Examples:
+def read_examples(form: Form[Any], data: Path, column: str, gold: Path | None, *, is_named: bool = False) -> Examples:
     """Returns the rows of a table, and those of a table of gold rows before them, each text once.
+
+    Args:
+        column: of the right answers, which `data` need not have unless `is_named`.
 
     Raises:
         UserError: for columns that are missing, a table without texts, and right labels that are no answers.
     """
     rows, right, numbers = list[Row](), dict[int, object](), dict[Key, int]()
-    for path in [*([] if gold is None else [Path(gold)]), data]:
-        path = path.expanduser()
+    for path in [data] if gold is None else [gold, data]:
         if not path.is_file():
             raise UserError(f"{path} is no file, expected a table of texts")
         table = read_table(path)
-        if missing := [name for name in form.columns if name not in table.names]:
+        needed = (*form.columns, *([column] if path == gold or (is_named and gold is None) else []))
+        if missing := [name for name in needed if name not in table.names]:
             raise UserError(
-                f"{table.source} has the columns {show_names(table.names)}, expected {show_names(missing)}: name the "
-                "columns of the texts with task.text=[...]"
+                f"{table.source} has the columns {show_names(table.names)}, expected {show_names(missing)} too: name "
+                "those of the texts with task.text=[...], and that of the labels with label.column=NAME"
             )
         for row in range(len(table)):
-            values = {name: table.columns[name][row] for name in form.columns}
-            label = table.columns[column][row] if column in table.names else None
-            if any(is_missing(value) or value == "" for value in values.values() if not isinstance(value, list)):
+            values = {name: _read_text(table, row, table.columns[name][row]) for name in form.columns}
+            if not all(values.values()):
                 continue
             number = numbers.setdefault(normalize([text for _, text in form.texts(values)]), len(rows))
             if number == len(rows):
                 rows.append(values)
-            if not is_missing(label) and label != "":
-                right.setdefault(number, _read_gold(form, table, row, values, label))
+            label = table.columns[column][row] if column in table.names else None
+            if not (is_without_label(label) or label == ""):
+                answer = _read_gold(form, table, row, values, _name_class(table, column, label))
+                if right.setdefault(number, answer) != answer:
+                    raise UserError(
+                        f"{table.place(row)}: the text has the right label {label!r}, and another one before"
+                    )
     if not rows:
         raise UserError(f"{data} has no text in {show_names(form.columns)}, expected a text in every row")
     return Examples(rows, right, column)
+
+
+def _read_text(table: Table, row: int, value: object) -> str | list[str]:
+    """Returns the text of a column, or a list of texts; an empty one for a missing value."""
+    texts = value if isinstance(value, list | tuple | np.ndarray) else [value]
+    found = ["" if is_missing(text) else str(text) for text in texts]
+    for text in found:
+        if find_surrogate(text) is not None:
+            raise UserError(f"{table.place(row)}: the text has a lone surrogate, expected Unicode")
+    return found[0] if texts is not value else found
+
+
+def _name_class(table: Table, column: str, label: object) -> object:
+    """Returns the name of a class of `datasets.ClassLabel`, and another label as it is."""
+    names = table.classes.get(column)
+    return names[label] if names and isinstance(label, int) else label
 
 
 def _read_gold(form: Form[Any], table: Table, row: int, values: Row, label: object) -> object:
@@ -188,18 +216,20 @@ def _digest(form: Form[Any], settings: LabelSettings) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _check_question(output: Path, form: Form[Any], settings: LabelSettings) -> None:
-    """Raises UserError for a file of labels that another question, or another model, has given."""
+def _check_output(output: Path, form: Form[Any], settings: LabelSettings, data: Collection[Path | None]) -> None:
+    """Raises UserError for an output that would replace other files than those of the same question and model."""
+    if output.suffix != ".jsonl" or output in data:
+        raise OptionError("label.output", str(output), "a name that ends with .jsonl and is not that of the data")
     record = output.with_suffix(".json")
-    if not output.exists() or not record.exists():
-        return
     try:
         known = json.loads(record.read_text(encoding="utf-8")).get("question_sha256")
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         known = None
-    if known != _digest(form, settings):
+    is_there = any(path.exists() for path in (output, record, output.with_suffix("")))
+    if is_there and known != _digest(form, settings):
         raise UserError(
-            f"{output} has the labels of another question or model: set label.output to another file, or remove it"
+            f"{output} or what is beside it has the labels of another question or model: set label.output to another "
+            "file, or remove it"
         )
 
 
@@ -211,13 +241,18 @@ def _label(labeller: Labeller, examples: Examples, settings: LabelSettings, seed
     rest = [number for number in examples.gold if number not in set(pilot)]
     chosen, is_over = list(examples.open), _ask(labeller, examples, rest, "gold rows") if rest else False
     if settings.rows is not None and settings.rows < len(chosen):
-        selector = Selector([" ".join(map(str, row.values())) for row in examples.rows], seed)
-        chosen, first = [], settings.rows if settings.choose == "random" else -(-settings.rows // ROUNDS)
+        random, is_random = np.random.default_rng(seed), settings.choose == "random"
+        selector = None if is_random else Selector([" ".join(map(str, row.values())) for row in examples.rows], seed)
+        chosen, first = [], settings.rows if is_random else -(-settings.rows // ROUNDS)
         while len(chosen) < settings.rows and not is_over:
             remaining = sorted(set(examples.open) - set(chosen))
             known = {number: json.dumps(label.answer) for number, label in _collect(labeller, examples, chosen).items()}
             number = min(first, settings.rows - len(chosen))
-            chosen += selector.choose(remaining, known, number) if chosen else selector.draw(remaining, number)
+            chosen += (
+                selector.choose(remaining, known, number)
+                if selector is not None and chosen
+                else random.permutation(remaining)[:number].tolist()
+            )
             is_over = _ask(labeller, examples, chosen, "texts")
     elif not is_over:
         is_over = _ask(labeller, examples, chosen, "texts")
@@ -275,12 +310,13 @@ def _print_plan(labeller: Labeller, examples: Examples, settings: LabelSettings)
         for message in labeller.form.messages(row):
             print_line(f"[{message['role']}]")
             print_line(message["content"])
-    order = sorted(examples.open or list(examples.gold), key=lambda number: len(str(examples.rows[number])))
+    asked = [*examples.gold, *examples.open[: settings.rows]]
+    order = sorted(asked, key=lambda number: len(str(examples.rows[number])))
     places = np.linspace(0, len(order) - 1, min(SAMPLE, len(order))).round().astype(int)
     _ask(labeller, examples, sorted({order[place] for place in places}), "sample")
     if not labeller.file.number:
-        raise UserError(f"{settings.endpoint} has answered none of {SAMPLE} questions: {dict(labeller.faults)}")
-    rows = [examples.rows[number] for number in [*examples.gold, *examples.open[: settings.rows]]]
+        raise UserError(f"{settings.endpoint} has answered none of the questions: {dict(labeller.count_faults())}")
+    rows = [examples.rows[number] for number in asked]
     read, written, seconds = labeller.estimate(rows)
     print_line(f"Tokens   {read:,.0f} of questions and {written:,.0f} of replies for {len(rows):,} texts")
     price = labeller.price
@@ -309,26 +345,33 @@ def _write(
         if row in labels
     ]
     for name, rows in (("train", train), ("dev", dev)):
-        if rows:
-            _write_lines(output.with_suffix("") / f"{name}.jsonl", rows)
-    kept = [answer for row in labels for answer in labeller.file.by_key[labeller.key(examples.rows[row])]]
-    texts = len({labeller.key(row) for row in (examples.rows[row] for row in labels)})
+        path = output.with_suffix("") / f"{name}.jsonl"
+        _write_lines(path, rows) if rows else path.unlink(missing_ok=True)
+    kept = labeller.answers([examples.rows[row] for row in labels])
+    dollars = None if labeller.price is None else sum(labeller.price.of(one.read, one.written) for one in kept)
     faults = labeller.count_faults()
     doubtful = sum(form.count_doubtful(label.answer, examples.rows[row]) for row, label in labels.items())
     faults += Counter({"a quotation that the text has several times": doubtful})
     write_json(output.with_suffix(".json"), {
-        "schema": 1, "model": settings.model, "endpoint": settings.endpoint, "question_sha256": _digest(form, settings),
+        "schema": 1, "model": settings.model, "endpoint": settings.endpoint.partition("?")[0],
+        "question_sha256": _digest(form, settings),
         "form": type(form).__name__, "columns": list(form.columns), "classes": dict(form.classes),
         "instructions": form.instructions, "texts": len(labels), "without_answer": len(examples.rows) - len(labels),
         "gold": _measure(labeller, examples, list(examples.gold)), "temperature": calibration.temperature,
         "tokens": {"input": labeller.file.read, "output": labeller.file.written},
         "dollars": None if labeller.price is None else labeller.cost(),
-        "dollars_per_million_texts": None if labeller.price is None or not texts else 1e6 * labeller.cost() / texts,
+        "dollars_per_million_texts": None if dollars is None else 1e6 * dollars / len(labels),
         "milliseconds": 1000 * float(np.median([answer.seconds for answer in kept])) if kept else None,
         "faults": dict(sorted(faults.items())),
     })  # fmt: skip
     if examples.gold:
         print_line(f"Gold     {_describe_accuracy(labeller, examples, list(examples.gold))}")
+    else:
+        print_notice(
+            "no text has a right label, so that a report compares the student with the model alone: give label.gold"
+        )
+    if lacks := labeller.endpoint.describe_lacks():
+        print_notice(f"{settings.endpoint} gives no {lacks}")
     if faults:
         print_notice("faults: " + ", ".join(f"{reason} {number:,}" for reason, number in faults.most_common()))
     missing = f"; {number:,} texts have no label" if (number := len(train) + len(dev) - len(labels)) else ""
@@ -341,14 +384,17 @@ def _write_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
 
 
-def _train(output: Path, examples: Examples, config: DictConfig) -> None:
+def _train(output: Path, form: Form[Any], examples: Examples, config: DictConfig) -> None:
     """Trains the chosen student in a process of its own, and ends with its exit code if that is not 0."""
-    directory = output.with_suffix("")
     left_out = ("job=", "data=", "label.", "teacher.path=", "task.data_dir=")
     options = [option for option in given_options() if not option.startswith(left_out)]
     if not any(option.startswith("task=") for option in options):
         options.append("task=classification")
-    options += [f"teacher.path={output}", f"task.data_dir={directory}"]
+    if "label" in config.task and examples.column != config.task.label:
+        options.append(f"task.label={examples.column}")
+    if form.names and "labels" in config.task and not form.has_spans:
+        options.append(f"task.labels={json.dumps(form.names, ensure_ascii=False)}")
+    options += [f"teacher.path={output}", f"task.data_dir={output.with_suffix('')}"]
     done = subprocess.run([sys.executable, "-m", "distill", *options], check=False)
     if done.returncode:
         sys.exit(done.returncode)

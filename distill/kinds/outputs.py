@@ -69,9 +69,12 @@ class Labelling:
 
     @classmethod
     def read(cls, path: Path) -> "Labelling | None":
-        """Returns the content of a file, None if there is none; raises UserError for a damaged or unfitting one."""
+        """Returns the content of a file, None without one that has a schema; raises UserError for an unfitting one."""
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+            content = path.read_bytes()
+            if b'"schema"' not in content:
+                return None
+            return TypeAdapter(cls).validate_json(content, strict=True)
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from distill.core.errors import UserError
-from distill.core.files import acquire_lock, release_lock
+from distill.core.files import acquire_lock, make_directory, release_lock
 
 
 def question_key(request: Mapping[str, object], model: str) -> str:
@@ -63,7 +61,8 @@ class AnswerFile:
     Attributes:
         by_key: the answers to each question in their order.
         number, read, written: of all answers, with the tokens of questions and of replies.
-        refusals: number of replies without an answer by the reason.
+        refusals: number of replies without an answer by the reason, to be read when no thread adds one.
+        refused: number of these replies.
     """
 
     path: Path
@@ -72,9 +71,10 @@ class AnswerFile:
     read: int = 0
     written: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
         self._lock, self._thread_lock = acquire_lock(self.path), threading.Lock()
         if self._lock is None and os.name != "nt":
             raise UserError(f"{self.path} is written by another process: wait for its end, or set another label.output")
@@ -109,20 +109,4 @@ class AnswerFile:
         self.written += answer.written
         if answer.refusal is not None:
             self.refusals[answer.refusal] += 1
-
-
-def estimate_tokens(known: Mapping[int, tuple[float, float]], lengths: np.ndarray) -> tuple[float, float]:
-    """Returns the tokens of the questions and of the replies of all examples, from those of some.
-
-    The tokens of a question are a line over its characters, and the replies have as many as those that are known.
-
-    Args:
-        known: the tokens of the question and of the reply of some examples.
-        lengths: characters of every example, `[n]`.
-    """
-    rows = list(known)
-    read, written = (np.array(values, dtype=float) for values in zip(*known.values(), strict=True))
-    slope, base = 0.0, float(read.mean())
-    if len(set(lengths[rows].tolist())) > 1:
-        slope, base = np.polyfit(lengths[rows], read, 1)
-    return float((base + slope * lengths).sum()), float(written.mean() * len(lengths))
+            self.refused += 1

@@ -62,6 +62,7 @@ class Form(Generic[A]):
     task: ClassVar[str]
     metric: ClassVar[str] = "accuracy"
     least: ClassVar[int] = 1  # Number of classes.
+    has_spans: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         names = [simplify(name).casefold() for name in self.classes]
@@ -115,7 +116,7 @@ class Form(Generic[A]):
         Raises:
             AnswerError: for another reply.
         """
-        text = text.strip()
+        text = text.rpartition("</think>")[2].strip()
         fenced = _FENCED.fullmatch(text)
         try:
             content = json.loads(fenced[1] if fenced else text)
@@ -167,8 +168,9 @@ class OptionForm(Form[str]):
         return {"enum": list(self.options(row))}
 
     def read(self, value: object, row: Row) -> str:
-        name = str(value).strip().strip("\"'.").casefold()
+        name = str(value).strip().casefold()
         found = {option.casefold(): option for option in self.options(row)}
+        name = name if name in found else name.strip("\"'.")
         if isinstance(value, bool | list | dict) or name not in found:
             raise AnswerError("no class of the question")
         return found[name]
@@ -271,10 +273,18 @@ class ChoiceForm(OptionForm):
         return {"choice": self.choices(row)[int(answer) - 1], "index": int(answer) - 1}
 
     def read_gold(self, value: object, row: Row) -> str:
-        choices = self.choices(row)
-        if str(value) in choices:
-            return str(choices.index(str(value)) + 1)
-        return str(self.read(int(value) + 1 if isinstance(value, int) else value, row))
+        """Returns the choice that is named by its text, its letter, or its number from 0."""
+        choices, text = self.choices(row), str(value).strip()
+        letters = [chr(ord("a") + number) for number in range(len(choices))]
+        known = {
+            name: number
+            for names in (map(str, range(len(choices))), letters, choices)
+            for number, name in enumerate(names)
+        }
+        found = known.get(text, known.get(text.lower()))
+        if found is None or isinstance(value, bool):
+            raise AnswerError("no text, letter or number from 0 of a choice")
+        return str(found + 1)
 
     def columns_of(self, answer: str, shares: np.ndarray | None, row: Row) -> dict[str, object]:
         return {"label": int(answer) - 1} if shares is None else {"probabilities": shares.tolist()}
@@ -287,6 +297,7 @@ class SpanForm(Form[list[Span]]):
     """Spans of a text with a type each, which are quoted and found in the text."""
 
     key = column = "spans"
+    has_spans = True
     task = "Quote every span of the text that has one of these types as it is written, in the order of the text."
     example = '{"spans": [{"quote": "...", "type": "..."}]}'
     metric = "f1"
@@ -303,8 +314,9 @@ class SpanForm(Form[list[Span]]):
             raise AnswerError("no list of spans")
         text, end, found = str(row[self.columns[0]]), 0, list[Span]()
         for item in value:
-            quote, kind = (item.get("quote"), item.get("type")) if isinstance(item, dict) else (None, None)
-            if not isinstance(quote, str) or not quote or kind not in self.classes:
+            quote, given = (item.get("quote"), item.get("type")) if isinstance(item, dict) else (None, None)
+            kind = next((name for name in self.names if name.casefold() == str(given).casefold()), None)
+            if not isinstance(quote, str) or not quote or kind is None:
                 raise AnswerError("no quotation with a type")
             start = text.find(quote, end)
             start = text.find(quote) if start < 0 else start
@@ -313,7 +325,7 @@ class SpanForm(Form[list[Span]]):
             if any(start < other["end"] and other["start"] < start + len(quote) for other in found):
                 continue
             end = start + len(quote)
-            found.append({"start": start, "end": end, "type": str(kind)})
+            found.append({"start": start, "end": end, "type": kind})
         return sorted(found, key=lambda span: span["start"])
 
     def count_doubtful(self, answer: list[Span], row: Row) -> int:
@@ -321,9 +333,13 @@ class SpanForm(Form[list[Span]]):
         return sum(text.count(text[span["start"] : span["end"]]) > 1 for span in answer)
 
     def read_gold(self, value: object, row: Row) -> list[Span]:
-        if not isinstance(value, list) or any(span.get("type") not in self.classes for span in value):
+        try:
+            spans = [Span(start=int(span["start"]), end=int(span["end"]), type=span["type"]) for span in value]  # type: ignore[attr-defined]
+        except (TypeError, KeyError, ValueError):
+            spans = [Span(start=0, end=0, type="")]
+        if any(span["type"] not in self.classes or span["start"] >= span["end"] for span in spans):
             raise AnswerError("no list of spans with start, end and a type of the question")
-        return [{"start": span["start"], "end": span["end"], "type": span["type"]} for span in value]
+        return spans
 
     def vote(self, answers: Sequence[list[Span]], row: Row) -> tuple[list[Span], None]:
         counts = Counter(_place(span) for answer in answers for span in answer)

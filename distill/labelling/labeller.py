@@ -4,18 +4,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from distill.core.errors import UserError
-from distill.labelling.answers import Answer, AnswerFile, Price, estimate_tokens, question_key
-from distill.labelling.endpoint import ASKS, Endpoint, Fault
+from distill.core.errors import Interrupted, UserError
+from distill.labelling.answers import Answer, AnswerFile, Price, question_key
+from distill.labelling.endpoint import Endpoint, Fault
 from distill.labelling.forms import AnswerError, Form, Row
 from distill.labelling.probabilities import fit_temperature, label_probabilities, temper
 
-IN_A_ROW = 20  # Examples without a reply, one after another, at which the labelling ends.
+ASKS = 2  # Times that a question is asked whose replies have no answer.
+REPLY = 20  # Tokens of a reply before one is known.
+IN_A_ROW = 20  # Questions without an answer, one after another, at which the labelling ends.
+_GOES_ON = "the answers so far are kept, and the same command goes on"
 TRUST = 0.9  # Probability of a label without one, where no gold rows tell.
 LEAST_GOLD = 20  # Rows by which probabilities are calibrated.
 
@@ -43,7 +47,7 @@ class Labeller:
         max_cost: dollars that are spent at most, together with those of earlier commands; None for any.
 
     Attributes:
-        faults: number of examples without a reply by the reason.
+        is_over: whether another question could exceed the cost.
     """
 
     form: Form[Any]
@@ -54,10 +58,10 @@ class Labeller:
     concurrency: int = 8
     price: Price | None = None
     max_cost: float | None = None
-    faults: Counter[str] = field(default_factory=Counter)
+    is_over: bool = False
 
     def __post_init__(self) -> None:
-        self._lock, self._failed_in_a_row = threading.Lock(), 0
+        self._lock, self._failed_in_a_row, self._underway, self._last = threading.Lock(), 0, 0, ""
 
     def request(self, row: Row, vote: int = 0) -> dict[str, object]:
         """Returns the messages and the settings of a question."""
@@ -77,6 +81,11 @@ class Labeller:
                 return Label(self.form.parse(answer.text, row), shares)
         return None
 
+    def answers(self, rows: Iterable[Row]) -> list[Answer]:
+        """Returns the kept replies to all questions about examples."""
+        keys = (self.key(row, vote) for row in rows for vote in range(self.votes))
+        return [answer for key in keys for answer in self.file.by_key.get(key, ())]
+
     def is_done(self, row: Row) -> bool:
         """Returns whether nothing remains to be asked about an example."""
         return next(self._missing(row), None) is None
@@ -94,7 +103,7 @@ class Labeller:
             kept = self.file.by_key.get(self.key(row, vote), ())
             if len(kept) < ASKS and all(answer.refusal is not None for answer in kept):
                 yield vote
-            if any(answer.shares is not None for answer in kept):
+            if any(answer.shares is not None for answer in self.file.by_key.get(self.key(row, vote), ())):
                 return  # It has probabilities of its own.
 
     def cost(self) -> float:
@@ -111,48 +120,66 @@ class Labeller:
             UserError: for a key or a model that is not accepted, and a server that fails again and again.
         """
         todo = iter([row for row in {self.key(row): row for row in rows}.values() if not self.is_done(row)])
-        done, is_over, underway = 0, False, set[Future[None]]()
+        done, underway = 0, set[Future[None]]()
         with ThreadPoolExecutor(self.concurrency) as threads:
             try:
                 while True:
-                    while not is_over and len(underway) < self.concurrency and (row := next(todo, None)) is not None:
-                        is_over = self._exceeds(len(underway) + 1)
-                        if not is_over:
-                            underway.add(threads.submit(self._ask_all, row))
+                    while not self.is_over and len(underway) < self.concurrency and (row := next(todo, None)):
+                        underway.add(threads.submit(self._ask_all, row))
                     if not underway:
-                        return is_over
+                        return self.is_over
                     finished, underway = wait(underway, return_when=FIRST_COMPLETED)
                     for future in finished:
                         future.result()
                     done += len(finished)
                     show(done, self._describe())
-            finally:
-                for future in underway:
-                    future.cancel()
+            except BaseException as error:
+                self.endpoint.stop()
+                if isinstance(error, KeyboardInterrupt):
+                    raise Interrupted(f"interrupted: {_GOES_ON}") from error
+                raise
 
-    def _exceeds(self, questions: int) -> bool:
-        """Returns whether so many questions of the mean cost would exceed the limit."""
-        mean = self.cost() / max(1, self.file.number)
-        return self.max_cost is not None and self.cost() + questions * mean > self.max_cost
+    @contextmanager
+    def _spending(self, row: Row) -> Iterator[bool]:
+        """Yields whether one more question may be asked, with those that are under way at the mean cost.
+
+        Before the first reply the cost is that of a token for every three characters, and of `REPLY`.
+        """
+        with self._lock:
+            if self.max_cost is not None and self.price is not None:
+                length = sum(len(message["content"]) for message in self.form.messages(row))
+                mean = self.cost() / self.file.number if self.file.number else self.price.of(length / 3, REPLY)
+                self.is_over = self.is_over or self.cost() + (self._underway + 1) * mean > self.max_cost
+            self._underway += 1
+        try:
+            yield not self.is_over
+        finally:
+            with self._lock:
+                self._underway -= 1
 
     def count_faults(self) -> Counter[str]:
         """Returns the faults of this process, and the replies of the file that have no answer, by their reason."""
-        return self.faults + self.endpoint.faults + self.file.refusals
+        return self.endpoint.faults() + self.file.refusals
 
     def _describe(self) -> str:
-        faults = self.count_faults().total()
+        faults = self.endpoint.faults().total() + self.file.refused
         cost = "" if self.price is None else f"${self.cost():.4g}"
         return ", ".join(filter(None, (cost, f"{faults:,} faults" if faults else "")))
 
     def _ask_all(self, row: Row) -> None:
         """Asks for all that is missing about an example."""
         for vote in self._missing(row):
+            answer: Answer | None = None
             for _ in range(ASKS - len(self.file.by_key.get(self.key(row, vote), ()))):
-                answer = self._ask(row, vote)
-                if answer is None:
-                    return
-                if answer.refusal is None:
+                with self._spending(row) as may_ask:
+                    if not may_ask:
+                        return
+                    answer = self._ask(row, vote)
+                if answer is None or answer.refusal is None or not answer.read:
                     break
+            self._note(None if answer is None else answer.refusal, is_missing=answer is None)
+            if answer is None:
+                return
 
     def _ask(self, row: Row, vote: int) -> Answer | None:
         """Asks a question once and keeps the reply; returns None without one."""
@@ -161,16 +188,19 @@ class Labeller:
         try:
             reply = self.endpoint.ask(self.request(row, vote), self.form.schema(row), f"{key}-{number}")
         except Fault as fault:
-            self._fail(str(fault))
+            self._last = str(fault)
             return None
-        with self._lock:
-            self._failed_in_a_row = 0
+        if self.price is not None and reply.refusal is None and not reply.read:
+            raise UserError(
+                f"{self.endpoint.url} counts no tokens, so that label.price tells no cost: leave out label.price and "
+                "label.max_cost"
+            )
         refusal, shares = reply.refusal, None
         try:
             if refusal is None:
-                self.form.parse(reply.text, row)
+                found = self.form.parse(reply.text, row)
                 if reply.tokens and (options := self.form.options(row)):
-                    shares = label_probabilities(reply.tokens, options, self.form.key)
+                    shares = label_probabilities(reply.tokens, options, self.form.key, found)
         except AnswerError as error:
             refusal = str(error)
         kept = None if shares is None else shares.tolist()
@@ -178,31 +208,38 @@ class Labeller:
         self.file.add(answer)
         return answer
 
-    def _fail(self, reason: str) -> None:
-        """Counts an example without a reply; raises UserError for many in a row."""
+    def _note(self, refusal: str | None, *, is_missing: bool) -> None:
+        """Counts questions in a row without an answer, but those that are refused; raises UserError for many."""
         with self._lock:
-            self.faults[reason] += 1
+            if not is_missing and (refusal is None or refusal.startswith("refused")):
+                self._failed_in_a_row = 0
+                return
             self._failed_in_a_row += 1
             if self._failed_in_a_row >= IN_A_ROW:
                 raise UserError(
-                    f"{self.endpoint.url} has given no reply for {IN_A_ROW} examples in a row, the last time: "
-                    f"{reason}; the answers so far are kept, and the same command goes on"
+                    f"{self.endpoint.url} has given no answer to {IN_A_ROW} questions in a row, the last time: "
+                    f"{refusal or self._last}; {_GOES_ON}"
                 )
 
     def estimate(self, rows: Sequence[Row]) -> tuple[float, float, float]:
         """Returns the tokens of the questions, those of the replies, and the seconds, for a label of each example.
 
-        The answers that are kept are the sample.
+        The answers that are kept are the sample. The tokens of a question are a line over its characters.
         """
         lengths = np.array([sum(len(message["content"]) for message in self.form.messages(row)) for row in rows])
-        known, seconds = dict[int, tuple[float, float]](), list[float]()
-        for number, row in enumerate(rows):
-            kept = [answer for vote in range(self.votes) for answer in self.file.by_key.get(self.key(row, vote), ())]
-            if kept:
-                known[number] = (sum(answer.read for answer in kept), sum(answer.written for answer in kept))
-                seconds += [sum(answer.seconds for answer in kept)]
-        read, written = estimate_tokens(known, lengths)
-        return read, written, float(np.mean(seconds)) * len(rows) / self.concurrency
+        kept = {number: self.answers([row]) for number, row in enumerate(rows)}
+        sample = [number for number, answers in kept.items() if answers]
+        totals = np.array(
+            [
+                [sum(getattr(one, name) for one in kept[number]) for name in ("read", "written", "seconds")]
+                for number in sample
+            ]
+        )
+        base, slope = totals[:, 0].mean(), 0.0
+        if len(set(lengths[sample].tolist())) > 1:
+            slope, base = np.polyfit(lengths[sample], totals[:, 0], 1)
+        written, seconds = (totals[:, 1:].mean(axis=0) * len(rows)).tolist()
+        return float((base + slope * lengths).sum()), written, seconds / self.concurrency
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Selector:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.preprocessing import normalize
 
-        words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), max_features=MOST_WORDS)
+        # Words of one letter and marks too, so that every text has some.
+        words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), max_features=MOST_WORDS, token_pattern=r"\w+|\S")
         self._words = words.fit_transform(texts)
         width = min(100, self._words.shape[1] - 1, len(texts) - 1)
         self._vectors = normalize(TruncatedSVD(max(1, width), random_state=seed).fit_transform(self._words))

@@ -121,7 +121,7 @@ def _serve(options: argparse.Namespace) -> None:
     if options.escalate_to is not None:
         escalation = Escalation(
             Path(options.escalate_question), options.escalate_to, share=options.escalate_share,
-            seconds=options.escalate_seconds,
+            seconds=options.escalate_seconds, log=write_log,
         )  # fmt: skip
     models = load_models(
         options.bundles, model=options.model, threads=options.threads, limits=limits, escalation=escalation

@@ -180,7 +180,7 @@ def test_a_text_longer_than_the_context_is_left_without_a_label(command: Command
     with LlmServer(classify, context=38) as server:
         code, output, _ = command(*options(server))
     assert code == 0
-    assert "refused: too long: the maximum context length is 10 " in output
+    assert "faults: refused (400) 2" in output
     assert len(read_lines(tmp_path / "labels.jsonl")) == 8
 
 
@@ -195,7 +195,7 @@ def test_a_text_longer_than_the_context_is_left_without_a_label(command: Command
         (("label.max_cost=5",), "got label.max_cost=5.0, expected null, or label.price beside it"),
         (("label.choose=uncertain",), "expected random, or label.rows=N beside it"),
         (("label.classes=[a,b]",), "texts.csv, line 2: the right label 'other' is no class of the question"),
-        (("task.text=[body]",), "texts.csv has the columns text, label, expected body"),
+        (("task.text=[body]",), "texts.csv has the columns text, label, expected body too"),
         (("data=absent.csv",), "absent.csv is no file"),
         (("label.endpoint=null",), "job=label has no label.endpoint"),
         (("task=reranking",), "job=label has no question for task=reranking"),
@@ -239,7 +239,7 @@ def test_labels_of_another_question_are_not_overwritten(command: Command, tmp_pa
         assert command(*options(server))[0] == 0
         code, _, error = command(*options(server, "label.instructions=Be strict."))
     assert code == 2
-    assert "labels.jsonl has the labels of another question or model: set label.output to another file" in error
+    assert "labels.jsonl or what is beside it has the labels of another question or model" in error
 
 
 def test_a_server_that_is_gone_ends_it(command: Command, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_server_that_is_gone_ends_it(command: Command, tmp_path: Path) -> None
         pass
     code, _, error = command(*options(server, "label.retries=0"))
     assert code == 2
-    assert "has given no reply for 20 examples in a row, the last time: no connection" in error
+    assert "has given no answer to 20 questions in a row, the last time: no connection" in error
 
 
 def test_an_injected_order_can_only_give_a_wrong_label(command: Command, tmp_path: Path) -> None:
@@ -295,5 +295,89 @@ def test_a_student_goes_on_with_the_labels(command: Command, tmp_path: Path, mon
     [given] = started
     assert given == [
         "+teacher=file", "teacher.encoder=DIR", "+student=distilbert", "seed=1", "task=classification",
-        "teacher.path=labels.jsonl", "task.data_dir=labels",
+        'task.labels=["refund", "other"]', "teacher.path=labels.jsonl", "task.data_dir=labels",
     ]  # fmt: skip
+
+
+def test_votes_are_not_asked_for_where_log_probabilities_are(command: Command, tmp_path: Path) -> None:
+    write_texts(tmp_path, rows=5, gold=0)
+    tokens = sample_reply({"refund": 0.7, "other": 0.3}, cut_at_words, '{"label": "%s"}')
+    with LlmServer(lambda text: '{"label": "refund"}', tokens=lambda text: tokens) as server:
+        assert command(*options(server, "label.votes=5"))[0] == 0
+        assert len(server.paid) == 5
+
+
+def test_votes_do_not_exceed_the_cost(command: Command, tmp_path: Path) -> None:
+    write_texts(tmp_path, gold=0)
+    with LlmServer(classify) as server:
+        assert command(*options(server, PRICE, "label.votes=9", "label.max_cost=0.0005"))[0] == 0
+    assert (0.15 * server.usage[0] + 0.6 * server.usage[1]) / 1e6 <= 0.0005
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("texts.csv", "got label.output=texts.csv, expected a name that ends with .jsonl and is not that of the data"),
+        ("labels", "got label.output=labels, expected a name that ends with .jsonl"),
+        ("own.jsonl", "own.jsonl or what is beside it has the labels of another question or model"),
+        ("folder.jsonl", "folder.jsonl or what is beside it has the labels of another question or model"),
+    ],
+)
+def test_no_other_file_is_replaced(command: Command, tmp_path: Path, output: str, message: str) -> None:
+    write_texts(tmp_path)
+    (tmp_path / "own.jsonl").write_text("{}\n")
+    (tmp_path / "folder").mkdir()
+    with LlmServer(classify) as server:
+        code, _, error = command(*options(server, f"label.output={output}"))
+        assert not server.requests
+    assert code == 2
+    assert message in error
+    assert (tmp_path / "own.jsonl").read_text() == "{}\n"
+
+
+def test_a_model_that_never_answers_ends_it(command: Command, tmp_path: Path) -> None:
+    write_texts(tmp_path, rows=200, gold=0)
+    with LlmServer(lambda text: "I would rather not say") as server:
+        code, _, error = command(*options(server))
+    assert code == 2
+    assert "has given no answer to 20 questions in a row, the last time: no class of the question" in error
+    assert len(server.requests) < 60
+
+
+def test_texts_that_are_refused_do_not_end_it(command: Command, tmp_path: Path) -> None:
+    write_texts(tmp_path, rows=40, gold=0)
+    with LlmServer(classify, context=5) as server:
+        code, _, error = command(*options(server))
+        assert (code, "has given no label: {'refused (400)': 40}" in error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "message"),
+    [
+        ('{"text": "a \\ud800 b"}', (), "texts.jsonl, line 1: the text has a lone surrogate, expected Unicode"),
+        (
+            '{"text": "a", "label": "refund"}\n{"text": "a", "label": "other"}',
+            (),
+            "line 2: the text has the right label",
+        ),
+        ('{"text": "a"}', ("label.column=gold",), "has the columns text, expected gold too"),
+        ('{"text": "a"}', ("label.gold=texts.jsonl",), "has the columns text, expected label too"),
+        ('{"text": "a"}', ("label.endpoint=localhost",), "got label.endpoint=localhost, expected a URL such as http"),
+    ],
+)
+def test_rows_that_cannot_be(command: Command, tmp_path: Path, row: str, given: tuple[str, ...], message: str) -> None:
+    (tmp_path / "texts.jsonl").write_text(row)
+    with LlmServer(classify) as server:
+        code, _, error = command(*options(server, "data=texts.jsonl", "label.output=out.jsonl", *given))
+    assert code == 2
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_server_that_counts_no_tokens_has_no_price(command: Command, tmp_path: Path) -> None:
+    write_texts(tmp_path, rows=5)
+    with LlmServer(classify, counts_tokens=False) as server:
+        code, _, error = command(*options(server, PRICE))
+        assert code == 2
+        assert "counts no tokens, so that label.price tells no cost" in error
+        assert command(*options(server))[0] == 0

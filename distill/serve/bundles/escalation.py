@@ -2,19 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.core.errors import DistillError, UserError, first_line
+from distill.core.errors import UserError, first_line
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Prediction, Record
 from distill.edge.prediction import ESCALATE
 from distill.labelling.answers import question_key
-from distill.labelling.endpoint import Endpoint, Fault
-from distill.labelling.forms import AnswerError, OptionForm, read_question
+from distill.labelling.endpoint import Endpoint
+from distill.labelling.forms import OptionForm, read_question
 
+Log = Callable[[str], object]
 ESCALATED = "escalated"  # The key of a prediction that says whether the language model has made it.
 FAILURES = 5  # One after another, at which nothing is asked for some time.
 PAUSE = 30.0  # s for which nothing is asked then.
@@ -54,19 +55,22 @@ class Escalation:
         share: of dev whose least sure predictions are left to the language model.
         seconds: that a request to the endpoint may take.
         concurrency: number of requests to it at once.
+        log: is called with why the language model is not asked for some time, in words.
 
     Raises:
         UserError: for a record of another kind of question.
     """
 
-    def __init__(self, question: Path, url: str, *, share: float, seconds: float, concurrency: int = 8) -> None:
+    def __init__(
+        self, question: Path, url: str, *, share: float, seconds: float, concurrency: int = 8, log: Log = print
+    ) -> None:
         form, model = read_question(question)
         if not isinstance(form, OptionForm):
             raise UserError(
                 f"{question} has no question for one of several classes, expected the labels of a classifier"
             )
         self.form = form
-        self.share, self.seconds, self.source = share, seconds, question
+        self.share, self.seconds, self.source, self.log = share, seconds, question, log
         self.endpoint = Endpoint(url, model, seconds, retries=0)
         self.breaker = Breaker()
         self._threads = ThreadPoolExecutor(concurrency)
@@ -108,16 +112,17 @@ class Escalation:
         """Returns the prediction of the language model, None without one."""
         if not self.breaker.allows(time.monotonic()):
             return None
-        example = bundle.decoder.read(record)
-        row = self.form.row(example.text, example.pair, example.choices)
-        request: dict[str, object] = {"messages": self.form.messages(row), "temperature": 0}
         try:
+            example = bundle.decoder.read(record)
+            row = self.form.row(example.text, example.pair, example.choices)
+            request: dict[str, object] = {"messages": self.form.messages(row), "temperature": 0}
             key = question_key(request, self.endpoint.model)
             reply = self.endpoint.ask(request, self.form.schema(row), key)
             found = self.form.to_prediction(self.form.parse(reply.text, row), row)
-        except (Fault, AnswerError, DistillError) as error:
-            self.endpoint.count(first_line(error))
+        except Exception as error:  # Whatever it is, the student has an answer.
             self.breaker.note(time.monotonic(), is_failure=True)
+            if self.breaker.failures == FAILURES:
+                self.log(f"{self.endpoint.url} is not asked for {PAUSE:g} s: {first_line(error)}")
             return None
         self.breaker.note(time.monotonic(), is_failure=False)
         return found
