@@ -9,7 +9,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, encoding, student_search
-from distill.chain.parent import Parent, check_terms_across, choose_terms, is_same, load_parent
+from distill.chain.parent import Parent, check_terms_across, choose_terms, fit_parent, is_same, load_parent
 from distill.chain.plan import Plan, Student, check_plan
 from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary, show_summary
 from distill.chain.task_run import BASELINE, TaskRun, joint_record, task_record
@@ -60,7 +60,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    plan = plan.choose_for(source)
+    plan = (plan.for_fitted(student.name) if student.is_fitted else plan).choose_for(source)
     check_plan(source, plan)
     plan = choose_terms(plan, student, source)
     breakdowns.check_seeds(plan)
@@ -71,6 +71,9 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
             _read(name, task, source.of_task(name), student, plan, run.section(name))
             for name, task in plan.tasks.items()
         ]
+    if student.is_fitted:
+        with run.timed("training"):
+            readings = [replace(one, fitted=fit_parent(student, one.task, one.data)) for one in readings]
     if len(readings) > 1:
         multitask.report_shared_texts({reading.name: cast(LabelledData, reading.data).splits for reading in readings})
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
@@ -112,7 +115,11 @@ def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The data of one task, and everything that its teacher is prepared with."""
+    """The data of one task, and everything that its teacher is prepared with.
+
+    Args:
+        fitted: a student that is fitted to the labels; None for one that is made from its teacher.
+    """
 
     name: str
     task: Task
@@ -122,6 +129,7 @@ class _Reading:
     data: Data
     encode: encoding.Encoding
     search: DepthSearch
+    fitted: Parent | None = None
 
     def prepare(self) -> tuple[Student, TaskRun]:
         """Returns the student within the budget, and the task with its teacher."""
@@ -143,7 +151,7 @@ class _Reading:
                 teacher, self.teacher_task, self.data, cache=self.source.cache, directory=plan.cache_dir,
                 dry_run=plan.dry_run,
             )  # fmt: skip
-        parent = load_parent(self.search.student, self.task, self.data, teacher.model, teacher.tokenizer)
+        parent = self._load_parent(teacher.model, teacher.tokenizer)
         student, examples = self._choose_student(
             teacher.model, parent, lambda student: self.encode(teacher, student, parent.tokenizer)
         )
@@ -168,9 +176,12 @@ class _Reading:
         assert length is not None
         return self.task.with_max_length(length)
 
+    def _load_parent(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parent:
+        return self.fitted or load_parent(self.search.student, self.task, self.data, model, tokenizer)
+
     def _rehearse(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: EncodedSplits) -> None:
         """Raises UserError for a student that cannot follow its teacher, before that one is fine-tuned."""
-        parent = load_parent(self.search.student, self.task, self.data, model, tokenizer)
+        parent = self._load_parent(model, tokenizer)
         if parent.tokenizer is not tokenizer:
             examples = self.task.encode(self.data, parent.tokenizer, self.plan.cache_dir)
         self._choose_student(model, parent, lambda student: self.encode.rehearse(parent.tokenizer, examples))
@@ -275,7 +286,10 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     if plan.wants_baseline:
         supervised_objective(data.terms, task=task.info.name)
     check_ranking(student, data, task)
-    found = locate(source, task)
+    found, length = locate(source, task), student.option("max_length") if student.is_fitted else None
+    if length is not None:  # It reads more than its teacher.
+        assert isinstance(task, Kind)
+        found, task = replace(found, max_length=found.max_length or task.max_length), task.with_max_length(length)
     if student_search.is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     encoding.check_pieces(student, found, plan)
@@ -322,7 +336,7 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
     bundle, heads = prepared.run.directory / "bundle", heads_of(student)
     retrained = functools.cache(lambda: heads_of(prepared.retrain(student)))
     # A stream has no epoch that quantization-aware distillation could train for.
-    can_retrain = isinstance(prepared.examples["train"], Examples)
+    can_retrain = isinstance(prepared.examples["train"], Examples) and prepared.fitted is None
     deliveries = []
     with prepared.run.timed("export"), atomic_directory(bundle) as directory:
         for task_run, task_scores in prepared.scores_of_tasks(scores):

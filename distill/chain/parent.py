@@ -110,7 +110,7 @@ def _list_comparing(plan: Plan) -> list[str]:
 def _reads_differently(student: Student, source: TeacherSource) -> bool:
     """Returns whether a teacher reads other tokens than the student, as far as it is known before they are loaded."""
     sources = [member for one in (source.by_task or {"": source}).values() for member in one.members]
-    if any(one.max_length is not None for one in sources):
+    if student.is_fitted or any(one.max_length is not None for one in sources):
         return True
     own = own_option(student)
     if own is None and len(sources) == 1:
@@ -191,6 +191,12 @@ def load_parent(
     _warn_of_unknown(found, data, value)
     make = partial(_embed_pieces, tokenizer=tokenizer, own=found, task=task)
     return Parent(make(teacher), found, is_own=True, make=make)
+
+
+def fit_parent(student: Student, task: Task, data: Data) -> Parent:
+    """Returns a student that is fitted to labels as what it is made from, with its own tokenizer."""
+    model: Any = student.fit(task, data)
+    return Parent(model, model.__dict__.pop("tokenizer"), is_own=True)
 
 
 def list_encoders() -> list[str]:

@@ -23,6 +23,7 @@ from distill.edge.decode import DECODERS
 from distill.export.gate import check_abstention
 from distill.export.latency import BenchmarkSettings, Budget
 from distill.export.quantization import FORMATS, ExportSettings, check_formats
+from distill.kinds.labelled_rows import TextRows
 from distill.kinds.multitask import Tasks
 from distill.losses import Objective, Term
 from distill.models.decoding import adopt_decoding
@@ -103,6 +104,27 @@ class Plan:
     def trains_pieces(self) -> bool:
         """Returns whether teacher and student read the pieces of the task's texts alone."""
         return self.exports and self.export.vocabulary == "trained"
+
+    def for_fitted(self, student: str) -> "Plan":
+        """Returns the plan of a student of this name that is fitted to labels, without a teacher and a step.
+
+        Raises:
+            UserError: for another kind of task, and for options that need a teacher or a step.
+        """
+        [task, *others] = self.tasks.values()
+        refused = {
+            f"task={self.tasks.name} ({self.tasks.kind})": bool(others) or not isinstance(task, TextRows),
+            f"objective={self.objective.name}": self.objective.needs_teacher and not self.has_default_objective,
+            f"baseline={show_value(self.baseline)}": self.wants_baseline,
+        }
+        for option, is_refused in refused.items():
+            if is_refused:
+                raise UserError(
+                    f"student {student} is fitted to the classes, labels or numbers of whole texts without a teacher, "
+                    f"and is not for {option}: leave it out, or take +student=distilbert"
+                )
+        objective = Objective(name="supervised", terms={"hard": losses.HardLabels()})
+        return replace(self, objective=objective, trainer=hyperparameters.for_text(self.trainer))
 
     def choose_for(self, source: TeacherSource) -> "Plan":
         """Returns the plan with the trainer of a task on raw text, and an automatic augmentation only where it has use.
@@ -193,6 +215,17 @@ class Student(Shown):
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return {} if isinstance(self.build, PreTrainedModel) else inspect.signature(self.build).parameters
 
+    @property
+    def is_fitted(self) -> bool:
+        """Returns whether its function fits the weights to labelled rows, so that no step is left to train."""
+        return self.has_option("rows")
+
+    def fit(self, task: Task, data: Data) -> PreTrainedModel:
+        """Returns the student, fitted to the data. It reads by its `tokenizer`, and `fitted` describes it in words."""
+        model = self._make(None, {"task": task, "rows": data})
+        configure(model, task.info.model_settings)
+        return model.eval()
+
     def has_option(self, name: str) -> bool:
         """Returns whether its function has an option of this name."""
         return name in self._parameters()
@@ -212,6 +245,8 @@ class Student(Shown):
         Raises:
             UserError: for options that its function does not accept.
         """
+        if self.is_fitted:  # What stands in the place of its teacher is the student.
+            return copy.deepcopy(teacher).train()
         model = self._make(teacher, {"task": task, "origins": origins})
         if self.encoder_changes is not None:
             change_encoder(model, self.encoder_changes)
@@ -242,7 +277,7 @@ class Student(Shown):
         """Returns the student of an encoder without a head, with no more of the task than its function reads."""
         return self._make(encoder, {"task": task})
 
-    def _make(self, teacher: PreTrainedModel, known: Mapping[str, Any]) -> PreTrainedModel:
+    def _make(self, teacher: PreTrainedModel | None, known: Mapping[str, Any]) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
         taken = inspect.signature(self.build).parameters

@@ -172,6 +172,11 @@ class Prepared:
         """Returns the scoring of all tasks."""
         return join_scorings({task_run.name: task_run.scoring for task_run in self.tasks})
 
+    @property
+    def fitted(self) -> str | None:
+        """The way in which the student was fitted to labels, in words; None for one that is trained."""
+        return getattr(self.model, "fitted", None)
+
     def evaluate(self, student: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> dict[str, Scores]:
         """Returns the scores of a student on every split that is scored."""
         return evaluate_splits(student, self.plan.tasks, self.scoring, self.loaders, reference=reference)
@@ -230,31 +235,34 @@ class Prepared:
         student_setup.warn_of_stream(self.loaders["train"], self.plan.trainer)
         student_setup.warn_of_head(self.plan.objective)
         student_setup.warn_of_parts(self.plan.objective, self.plan.trainer)
-        student_setup.warn_of_long_texts(self.loaders["train"], self.plan.trainer)
+        if self.fitted is None:
+            student_setup.warn_of_long_texts(self.loaders["train"], self.plan.trainer)
 
     def describe(self, module: DistillationModule) -> list[tuple[str, object]]:
         """Returns the rows of the summary before training."""
         plan = self.plan
-        seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        fitted, loaders, settings = self.fitted, self.loaders, plan.trainer
+        seconds = 0.0 if fitted else fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
         pruning = Pruning.of(self.student)
         seconds *= plan.seeds * pruning.trainings
         stages.expect(training=seconds, baseline=seconds if plan.baseline else 0.0)
         seconds *= 2 if plan.baseline else 1
         first, record = self.tasks[0], self.run.record
         search, stage = record.get("layer_search"), record.get("general")
+        steps = student_setup.describe_training(module, settings, seconds, seeds=plan.seeds)
         rows = [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
             ("student", student_setup.describe_student(first.parent.model, module.student)),
             ("vocabulary", first.describe_vocabulary(module.student)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
-            ("embeddings", fitting.choose_rows(module, self.loaders["train"], plan.trainer).describe()),
-            ("batches", student_setup.describe_batches(self.loaders["train"], plan.trainer)),
+            ("embeddings", not fitted and fitting.choose_rows(module, loaders["train"], settings).describe()),
+            ("batches", not fitted and student_setup.describe_batches(loaders["train"], settings)),
             ("teacher outputs", student_setup.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("layers", describe_search(search) if search else None),
             ("general stage", describe_general(stage) if stage else None),
             ("pruning", pruning.describe() if pruning else None),
-            ("training", student_setup.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+            ("training", f"no step: {fitted}" if fitted else steps),
             ("baseline", student_setup.describe_baseline(record["baseline_choice"])),
             *(row for task_run in self.tasks for row in task_run.describe_precision()),
             *describe_choices(plan.chosen),
@@ -263,13 +271,17 @@ class Prepared:
 
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
-        fit = self._fit(module, self.run.directory, title="student", logger=loggers)
+        if self.fitted is None:
+            training = training_record(self._fit(module, self.run.directory, title="student", logger=loggers), module)
+        else:
+            seconds = self.run.record.get("seconds", {}).get("training", 0.0)
+            training = {"seconds": seconds, "steps": 0, "fitted": self.fitted}
         student = module.student.eval()
         reference = self.teacher.running() if self.scoring.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
         scores = self.evaluate(student, reference=reference)
         student.cpu()
-        self.run.update(training=training_record(fit, module) | {"chosen": self.plan.chosen})
+        self.run.update(training=training | {"chosen": self.plan.chosen})
         for (task_run, task_scores), model in zip(
             self.scores_of_tasks(scores), heads_of(student).values(), strict=True
         ):

@@ -23,7 +23,7 @@ from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, 
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
     "distill_cnn", "distill_feature_bilstm", "distill_mask_predict", "distill_narrow_distilbert",
-    "distill_shared_albert", "distill_static",
+    "distill_shared_albert", "distill_static", "distill_tfidf",
     "bart", "electra", "gpt2", "gpt_neox", "llama", "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "t5",
     "xlm-roberta",
     *(config.model_type for config in modeling_local.CONFIGS.values()),

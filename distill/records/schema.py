@@ -273,7 +273,7 @@ _RECORD: dict[str, Any] = {
     "baseline_choice?": {"trained!": bool, "reason!": str, "share?": float, "possible": bool},
     "retention?": _METRICS,
     "training?": {
-        "seconds!": float, "dev_losses?": {str: float}, "steps?": int, "precision?": str,
+        "seconds!": float, "dev_losses?": {str: float}, "steps?": int, "fitted?": str, "precision?": str,
         "examples_per_second?": float, "tokens_per_second?": float, "padding?": float, "stopped_early?": int,
         "soup?": {"steps!": [int], "taken!": bool},
         "teacher_seconds?": float, "teacher_cache?": {"hit": bool, "bytes": int},

@@ -1,9 +1,9 @@
 """Tokenizers with a vocabulary that is learned from texts, the same for the same texts."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
@@ -11,6 +11,10 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 END_OF_TEXT = "<|endoftext|>"
 PADDING, END, MASK = "<pad>", "</s>", "<mask>"
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # T5 has as many.
+# Padding, unknown words and the beginning of a text, none of which has a word if a text holds it.
+WORD_TOKENS = ("<0>", "<1>", "<2>")
+# Python lowers a capital sigma at the end of a word to another letter, and tokenizers lower each character alone.
+_FINAL_SIGMA = r"(?<=\p{Cased}\p{Case_Ignorable}*)\u03a3(?!\p{Case_Ignorable}*\p{Cased})"
 MAX_ALPHABET_SIZE = 1000  # Rarer characters are unknown.
 
 
@@ -43,6 +47,29 @@ def train_word_pieces(texts: Iterable[str], vocabulary: int, positions: int = 51
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
     return BertTokenizer(tokenizer_object=tokenizer, do_lower_case=True, model_max_length=positions)
+
+
+def make_word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of whole words in lower case, as `TfidfVectorizer` of scikit-learn finds them in a text.
+
+    Pages in a browser read no WordLevel. A WordPiece without pieces inside of words has the same tokens.
+    """
+    vocabulary = {word: number for number, word in enumerate([*WORD_TOKENS, *words])}
+    padding, unknown, begin = WORD_TOKENS
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=max(map(len, words), default=1))
+    )
+    tokenizer.normalizer = normalizers.Sequence([
+        normalizers.Replace(Regex(_FINAL_SIGMA), "\u03c2"), normalizers.Lowercase(),
+    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\p{L}\p{N}_]{2,}"), "removed", invert=True)
+    tokenizer.post_processor = processors.TemplateProcessing(  # A text without words has a token too.
+        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, vocabulary[begin])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=padding, unk_token=unknown, cls_token=begin,
+        model_max_length=VERY_LARGE_INTEGER, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
 
 
 def train_bytes(texts: Iterable[str], vocabulary: int, positions: int = 1024) -> GPT2Tokenizer:

@@ -44,6 +44,7 @@ STUDENTS: dict[str, list[str]] = {
         "start=random", "dim=16", "buckets=0", "bucket_dim=16", "classifier_dim=20", "dropout=0.1", "token_dropout=0.2",
         "smoothing=1e-4", "tokenizer=pieces",
     ],
+    "tfidf": ["max_length=null"],
 }  # fmt: skip
 # Of students for other kinds of tasks, and of tags.
 OTHER_TASKS = {"distilbert": {"decoder_depth"}, "cnn": {"tag_width", "dilations"}}

@@ -18,6 +18,7 @@ MODULES = {
     "distill_narrow_distilbert": "modeling_narrow",
     "distill_shared_albert": "modeling_shared_albert",
     "distill_static": "modeling_static",
+    "distill_tfidf": "modeling_tfidf",
 }
 LOCAL = "distill_local_"
 

@@ -363,8 +363,8 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     # The student and its losses
     ("student.", VALUE,
      "attention bucket_dim buckets chunk chunk_overlap chunk_pooling classifier_dim decoder_depth depth dilations "
-     "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions "
-     "projection prune prune_share prune_steps share smoothing table tag_width token_dropout widths window"),
+     "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers max_length pooling "
+     "positions projection prune prune_share prune_steps share smoothing table tag_width token_dropout widths window"),
     ("student.general.", VALUE, "batch_size documents learning_rate max_length passes tokens"),
     ("student.general.", DATA, "corpus"),
     ("student.", NAME, "name"),
