@@ -139,10 +139,12 @@ def run_label(config: DictConfig) -> None:
         if config.dry_run:
             _print_plan(labeller, examples, settings)
             return
-        labels = _label(labeller, examples, settings, int(config.seed))
+        asked = _label(labeller, examples, settings, int(config.seed))
+        labels = _collect(labeller, examples, asked)
         if not labels:
             raise UserError(f"{settings.endpoint} has given no label: {dict(labeller.count_faults())}")
-        _write(output, labeller, examples, labels, settings)
+        _write(output, labeller, examples, labels, settings, without_answer=len(asked) - len(labels))
+        _print_result(output, labeller, examples, labels, without_answer=len(asked) - len(labels))
     if goes_on:
         _train(output, form, examples, config)
 
@@ -233,8 +235,8 @@ def _check_output(output: Path, form: Form[Any], settings: LabelSettings, data: 
         )
 
 
-def _label(labeller: Labeller, examples: Examples, settings: LabelSettings, seed: int) -> dict[int, Label]:
-    """Returns the answers by the number of their example; the gold rows are asked about first."""
+def _label(labeller: Labeller, examples: Examples, settings: LabelSettings, seed: int) -> list[int]:
+    """Asks about the gold rows and then about the others; returns the numbers of the examples."""
     pilot = list(examples.gold)[: settings.pilot]
     if pilot and not _ask(labeller, examples, pilot, "pilot"):
         print_line(f"Pilot    {_describe_accuracy(labeller, examples, pilot)}")
@@ -258,7 +260,7 @@ def _label(labeller: Labeller, examples: Examples, settings: LabelSettings, seed
         is_over = _ask(labeller, examples, chosen, "texts")
     if is_over:
         print_notice(f"label.max_cost={settings.max_cost:g} ends the labelling; a larger one goes on from here")
-    return _collect(labeller, examples, [*examples.gold, *chosen])
+    return [*examples.gold, *chosen]
 
 
 def _ask(labeller: Labeller, examples: Examples, numbers: Sequence[int], title: str) -> bool:
@@ -327,8 +329,9 @@ def _print_plan(labeller: Labeller, examples: Examples, settings: LabelSettings)
 
 
 def _write(
-    output: Path, labeller: Labeller, examples: Examples, labels: Mapping[int, Label], settings: LabelSettings
-) -> None:
+    output: Path, labeller: Labeller, examples: Examples, labels: Mapping[int, Label], settings: LabelSettings, *,
+    without_answer: int,
+) -> None:  # fmt: skip
     """Writes the labels, the record beside them, and the rows of a training."""
     form = labeller.form
     gold = [(examples.rows[row], right, labels[row]) for row, right in examples.gold.items() if row in labels]
@@ -349,21 +352,30 @@ def _write(
         _write_lines(path, rows) if rows else path.unlink(missing_ok=True)
     kept = labeller.answers([examples.rows[row] for row in labels])
     dollars = None if labeller.price is None else sum(labeller.price.of(one.read, one.written) for one in kept)
-    faults = labeller.count_faults()
-    doubtful = sum(form.count_doubtful(label.answer, examples.rows[row]) for row, label in labels.items())
-    faults += Counter({"a quotation that the text has several times": doubtful})
     write_json(output.with_suffix(".json"), {
         "schema": 1, "model": settings.model, "endpoint": settings.endpoint.partition("?")[0],
         "question_sha256": _digest(form, settings),
         "form": type(form).__name__, "columns": list(form.columns), "classes": dict(form.classes),
-        "instructions": form.instructions, "texts": len(labels), "without_answer": len(examples.rows) - len(labels),
+        "instructions": form.instructions, "texts": len(labels), "without_answer": without_answer,
         "gold": _measure(labeller, examples, list(examples.gold)), "temperature": calibration.temperature,
         "tokens": {"input": labeller.file.read, "output": labeller.file.written},
         "dollars": None if labeller.price is None else labeller.cost(),
         "dollars_per_million_texts": None if dollars is None else 1e6 * dollars / len(labels),
         "milliseconds": 1000 * float(np.median([answer.seconds for answer in kept])) if kept else None,
-        "faults": dict(sorted(faults.items())),
+        "faults": dict(sorted(_count_faults(labeller, examples, labels).items())),
     })  # fmt: skip
+
+
+def _count_faults(labeller: Labeller, examples: Examples, labels: Mapping[int, Label]) -> Counter[str]:
+    """Returns the faults by their reason, with quotations whose place is not certain."""
+    counted = (labeller.form.count_doubtful(label.answer, examples.rows[row]) for row, label in labels.items())
+    return labeller.count_faults() + Counter({"a quotation that the text has several times": sum(counted)})
+
+
+def _print_result(
+    output: Path, labeller: Labeller, examples: Examples, labels: Mapping[int, Label], *, without_answer: int
+) -> None:
+    """Prints how good the model is, what its server lacks, the faults, and how many labels there are."""
     if examples.gold:
         print_line(f"Gold     {_describe_accuracy(labeller, examples, list(examples.gold))}")
     else:
@@ -371,10 +383,10 @@ def _write(
             "no text has a right label, so that a report compares the student with the model alone: give label.gold"
         )
     if lacks := labeller.endpoint.describe_lacks():
-        print_notice(f"{settings.endpoint} gives no {lacks}")
-    if faults:
+        print_notice(f"{labeller.endpoint.url} gives no {lacks}")
+    if faults := _count_faults(labeller, examples, labels):
         print_notice("faults: " + ", ".join(f"{reason} {number:,}" for reason, number in faults.most_common()))
-    missing = f"; {number:,} texts have no label" if (number := len(train) + len(dev) - len(labels)) else ""
+    missing = f"; {without_answer:,} texts have no label" if without_answer else ""
     cost = "" if labeller.price is None else f" for ${labeller.cost():.4g}"
     print_line(f"Labels   {len(labels):,} texts in {output}{cost}{missing}")
 

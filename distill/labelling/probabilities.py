@@ -68,8 +68,7 @@ def label_probabilities(
         if len(fitting) > 1:
             weights = known[fitting] if known[fitting].all() else np.ones(len(fitting))
             exact[fitting] += share * weights / weights.sum()
-    total = exact.sum()
-    return exact / total if np.isfinite(total) and total > SMALLEST else None
+    return exact / exact.sum() if exact.sum() > SMALLEST else None
 
 
 def _agree(option: str, going_on: str) -> bool:

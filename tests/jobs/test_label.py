@@ -181,6 +181,7 @@ def test_a_text_longer_than_the_context_is_left_without_a_label(command: Command
         code, output, _ = command(*options(server))
     assert code == 0
     assert "faults: refused (400) 2" in output
+    assert "Labels   8 texts in labels.jsonl; 2 texts have no label" in output
     assert len(read_lines(tmp_path / "labels.jsonl")) == 8
 
 
