@@ -91,7 +91,7 @@ LABELLING: Row = {"schema": 1, "model": "llm", "dollars_per_million_texts": 12.5
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "Invalid JSON"), ('["dull", "lovely"]', "Input should be an object"),
+        ('{"schema"', "Invalid JSON"), ('["schema", "model"]', "Input should be an object"),
         (LABELLING | {"schema": 2}, "schema: Input should be 1"), ({"schema": 1}, "model: Field required"),
         (LABELLING | {"dollars_per_million_texts": -1}, "dollars_per_million_texts: Input should be greater than"),
         (LABELLING | {"milliseconds": "2"}, "milliseconds: Input should be a valid number"),
