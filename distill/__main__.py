@@ -149,10 +149,11 @@ def put_options_first(arguments: "Sequence[str]") -> list[str]:
 
 
 def choose_automatically(arguments: "Sequence[str]") -> list[str]:
-    """Returns the sweep over students that `+student=auto` is."""
+    """Returns the sweep over students that `+student=auto` is, whose options begin with `auto.`."""
     if AUTO not in arguments:
         return list(arguments)
-    return ["--multirun", "hydra/sweeper=auto", *(argument for argument in arguments if argument != AUTO)]
+    options = (re.sub(r"^auto\.", "hydra.sweeper.", argument) for argument in arguments if argument != AUTO)
+    return ["--multirun", "hydra/sweeper=auto", *options]
 
 
 def expand_tasks(argument: str) -> list[str]:
@@ -252,7 +253,7 @@ class JobRunner:
             return _run_config(config, launch=f"{self._sweep}-{number}", shows_stages=not self._in_launcher)
         except Pruned as pruned:
             print(f"Pruned   {pruned}")
-            return None
+            return Failure(pruned.exit_code, str(pruned), is_reported=True) if self._tolerates else None
         except (DistillError, HydraException, OmegaConfBaseException) as error:
             if self.show_traceback:
                 raise

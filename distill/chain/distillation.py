@@ -557,7 +557,8 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
     if signal.reason is None:
         prepared.teacher.release()  # Its outputs are cached; later stages load it again.
     scoring = prepared.scoring
-    with plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
+    opened = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects, steps=module.total_steps)
+    with opened as loggers:
         with run.timed("training"):
             if student_search.Pruning.of(prepared.student):
                 pruned = prepared.pruner(signal, prepared.tasks[0].importance).run()

@@ -325,6 +325,8 @@ def _find_obstacle(prepared: Prepared) -> str | None:
     plan = prepared.plan
     if any(task.info.raw_text for task in plan.tasks.values()):
         return "a language model has none"
+    if prepared.fitted is not None:
+        return "the student is not trained"
     if prepared.source.targets is not None:
         return "the teacher's texts are in the place of the labels"
     if not plan.objective.needs_teacher:

@@ -332,6 +332,7 @@ class Stages:
     def __init__(self) -> None:
         self._live: Live | None = None
         self._file = Path()
+        self.foreseen: Mapping[str, float] = {}  # The seconds of each stage of the command before, as expected.
         self.expect_runs(1)
         self._reset()
 
@@ -363,6 +364,7 @@ class Stages:
         if self._stage is None:
             return
         self._enter(None)
+        self.foreseen = dict(self._expected)
         if self._live is not None:
             self._live.stop()
             self._live = None

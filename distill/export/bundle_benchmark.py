@@ -371,6 +371,37 @@ def _time_batches(
     raise AssertionError("the batches are repeated without end")
 
 
+COUNTERS = Path("/sys/class/powercap")
+
+
+def read_joules(counters: Path = COUNTERS) -> float | None:
+    """Returns the energy that the processors have counted so far, in J; None where no counter can be read."""
+    found = []
+    for path in counters.glob("intel-rapl:?/energy_uj"):  # Of a package; its parts have a second number.
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(path.read_text(encoding="ascii")))
+    return sum(found) / 1e6 if found else None
+
+
+def measure_joules(
+    bundles: Mapping[str, Bundle], records: Sequence[Record], *, seconds: float, counters: Path = COUNTERS
+) -> dict[str, float]:
+    """Returns the energy of a prediction with each bundle, in J, that of an idle machine in this time included.
+
+    It is empty where the machine does not count, and lacks a bundle in whose time a counter began anew.
+    """
+    found = {}
+    for name, bundle in bundles.items():
+        before, end, number = read_joules(counters), time.perf_counter() + seconds, 0
+        while before is not None and (number == 0 or time.perf_counter() < end):
+            bundle.predict([records[number % len(records)]])
+            number += 1
+        after = read_joules(counters)
+        if before is not None and after is not None and after > before:
+            found[name] = (after - before) / number
+    return found
+
+
 def _time_parts(bundle: Bundle, records: Sequence[Record]) -> tuple[float, float]:
     """Returns the seconds of tokenization and model."""
     begun = time.perf_counter()

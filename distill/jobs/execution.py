@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from distill.chain.plan import Plan, Student
 from distill.core import storage
 from distill.core.console import print_line, print_notice
-from distill.core.errors import OptionError, UserError, config_directory, first_line
+from distill.core.errors import OptionError, Pruned, UserError, config_directory, first_line
 from distill.core.files import make_directory
 from distill.core.options import show_value
 from distill.data.splits import AUTO
@@ -349,6 +349,9 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     run = found or _create_run(config)
     _list_in_sweep(run, launch)
     if found is not None:
+        pruned, _, reason = str(run.record["error"]).partition(": ")
+        if pruned == Pruned.__name__ and config.resume is True:
+            raise Pruned(reason)  # As before, with the same others.
         if run.record["status"] == "finished":
             storage.send(run.directory)
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")

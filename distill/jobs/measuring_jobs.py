@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,18 @@ from distill.core.console import console, print_line, print_notice, silence_libr
 from distill.core.contracts import Data, Task
 from distill.core.errors import UserError, first_line
 from distill.core.files import JsonObject, write_json, write_text
-from distill.edge import bundle_files
+from distill.edge import Bundle, bundle_files
 from distill.edge.bundle_files import this_target, timed_name, weight_bits
 from distill.edge.decoder import Record
 from distill.export import latency
-from distill.export.bundle_benchmark import CHOICES, MeasuredBundle, list_formats, measure_bundles
+from distill.export.bundle_benchmark import (
+    CHOICES,
+    MeasuredBundle,
+    list_formats,
+    measure_bundles,
+    measure_joules,
+    time_texts,
+)
 from distill.export.bundle_writer import FILES
 from distill.export.latency import load_candidates
 from distill.export.onnx import export_onnx
@@ -40,11 +48,13 @@ from distill.jobs.execution import read_run
 from distill.jobs.preflight import check_targets, given_options, read_trust, refuse_other_options
 from distill.kinds import find_auto_class
 from distill.kinds.multitask import Tasks
+from distill.records.choice import Candidate
 from distill.records.plots import Point, draw_cost, standalone
 from distill.records.prediction_analysis import FILE, draw_cost_by_length
 from distill.records.report import render_table
 from distill.records.run import CONFIG, RECORD, Run, create_run, read_config
-from distill.records.verdict import MISSING
+from distill.records.schema import read_record
+from distill.records.verdict import MISSING, Results, recommend
 from distill.teachers import preparation as teaching
 from distill.teachers.source import locate
 
@@ -166,6 +176,33 @@ def run_benchmark(config: DictConfig) -> None:
     _write_plots(content, run.directory)
     storage.send(run.directory)
     print_line(f"Results  {storage.address(run.directory)}")
+
+
+def measure_candidates(runs: Mapping[str, Path], config: DictConfig) -> list[Candidate]:
+    """Returns the students whose bundle recommends a file, with the time and the energy of a text of dev, in turns.
+
+    Where the texts are not recorded, a time is that of the run.
+    """
+    settings = execution.instantiate(config.benchmark)
+    records = {name: read_record(path) for name, path in runs.items()}
+    formats = {name: format for name, of in records.items() if (format := recommend(of["export"])) is not None}
+    texts = read_dev_records(runs[next(iter(formats))] / "bundle", trust=[])[0] if settings.enabled and formats else []
+    milliseconds, joules = dict[str, float](), dict[str, float]()
+    if texts:
+        threads = settings.threads or bundle_files.count_cores()
+        bundles = {name: Bundle(runs[name] / "bundle", model=of, threads=threads) for name, of in formats.items()}
+        print_line(f"Timing   {', '.join(formats)} in turns, a text at a time, with {threads} thread(s)")
+        rows = time_texts(bundles, texts, replace(settings, batches=[1]))
+        milliseconds = {name: row["p50_ms"] for name, row in zip(formats, rows, strict=True)}
+        joules = measure_joules(bundles, texts, seconds=settings.longest())
+    for name, format in formats.items():
+        file = records[name]["export"][format]["file"]
+        if (timing := Results(records[name]).timing("student", timed_name(format, file))) is not None:
+            milliseconds.setdefault(name, timing["p50_ms"])
+    return [
+        Candidate(name, runs[name], format, milliseconds.get(name), joules.get(name))
+        for name, format in formats.items()
+    ]  # fmt: skip
 
 
 def _check_options(config: DictConfig) -> None:

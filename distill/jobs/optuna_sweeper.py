@@ -30,6 +30,7 @@ from distill.core.storage import fetch, fetch_files, try_send
 from distill.jobs import command_line, sweepers
 from distill.jobs.auto_sweeper import AutoSweeper
 from distill.jobs.command_line import quote_overrides
+from distill.jobs.sweepers import PRUNED, STUDY_NAME
 
 if TYPE_CHECKING:
     import optuna
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
 
 
 OBJECTIVES = {"metric": "maximize", "p50_ms": "minimize", "bytes": "minimize"}
-STUDY, STUDY_NAME = "optuna.db", "distill"  # In the directory of the sweep.
+STUDY = "optuna.db"  # In the directory of the sweep.
 _OPTION = "hydra.sweeper"
 _LOST = "lost"  # Number of trials that killed processes left, an attribute of the study.
-PRUNED = "pruned"  # Attribute of a trial that ended itself.
 _DIRECTORY = "directory"  # Of a trial's run, an attribute of the trial.
 
 
@@ -187,7 +187,7 @@ class OptunaSweeper(Sweeper):
         options = [f"{name}={value}" for name, value in trial.params.items()]
         if self.pruning:
             storage = _storage(Path(str(self._config.hydra.sweep.dir)))
-            target = "distill.jobs.training_jobs.TrialPruner"
+            target = "distill.jobs.pruning.TrialPruner"
             options.append(f"+logger.pruner={{_target_:{target},storage:'{storage}',trial:{trial._trial_id}}}")
         return options
 

@@ -26,6 +26,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.decoder import Record
 from distill.jobs.preflight import refuse_other_options
 from distill.records import row_tables
+from distill.records.choice import Choice
 from distill.records.experiment import Outcome, read_experiment, read_runs
 from distill.records.experiment_table import ExperimentTable, TablePage, describe_table
 from distill.records.pages import Collection, write_collection
@@ -95,11 +96,15 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
 
 
 def _find(directory: Path) -> tuple[Runs, TablePage | None]:
-    """Returns the runs below a directory, those of its cells alone if it has the table of an experiment."""
+    """Returns the runs below a directory, those of its cells alone if it has the table of an experiment.
+
+    The page is that of the table, or of the choice among several students.
+    """
     fetch_runs(directory)
     listed = read_runs(directory)
     if listed is None:
-        return find_runs(directory), None
+        choice = Choice.read(directory)
+        return find_runs(directory), None if choice is None else choice.describe()
     table = ExperimentTable(read_experiment(listed.content), listed.outcomes, listed.command)
     found = find_runs(directory) if table.directories else Runs([], [])
     wanted = set(table.directories)

@@ -180,6 +180,8 @@ def _run(sweep: tuple[RayLauncher, dict[Any, Any], str], overrides: list[str], n
     )  # fmt: skip
 
 
+STUDY_NAME = "distill"  # In the database of a search.
+PRUNED = "pruned"  # Attribute of a trial that ended itself.
 _GOES_ON = "the same command with resume=true goes on"
 
 

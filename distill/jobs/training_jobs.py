@@ -1,19 +1,11 @@
-"""The jobs `distill`, `finetune` and `pretrain`, which train models, and the early end of a trial of a search.
-
-Ends a trial of `hydra/sweeper=optuna` whose metric on dev is worse than that of the others so far. The sweeper gives a
-run this logger, because a logger gets the metrics of every evaluation. The run tells them to the study, which is a file
-in the directory of the sweep.
-"""
+"""The jobs `distill`, `finetune` and `pretrain`, which train models."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
-from pydantic.dataclasses import dataclass
 
 from distill.chain import breakdowns, student_setup
 from distill.chain import distillation as chain
@@ -23,15 +15,13 @@ from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.core.console import console, print_line, print_notice, silence_libraries
 from distill.core.contracts import Scores
-from distill.core.errors import OptionError, Pruned, UserError
+from distill.core.errors import OptionError, UserError
 from distill.core.files import atomic_directory, write_text
-from distill.core.options import STRICT, raise_option_errors
 from distill.core.storage import open_cache
 from distill.export.bundle_writer import write_bundle
 from distill.export.quantization import ExportSettings
 from distill.export.wheel import write_wheel
 from distill.jobs import execution
-from distill.jobs.optuna_sweeper import PRUNED, STUDY_NAME
 from distill.kinds import CausalLM, MaskedLM
 from distill.kinds.multitask import Tasks
 from distill.kinds.scoring import Scoring
@@ -40,7 +30,6 @@ from distill.models import compatibility
 from distill.models.surgery.embeddings import check_option, grow_vocabulary
 from distill.models.wrappers import heads_of
 from distill.records import report
-from distill.records.loggers import LoggerSettings, TrackerEntry
 from distill.records.pages import write_report
 from distill.records.prediction_analysis import write_predictions
 from distill.records.run import Run
@@ -53,7 +42,7 @@ from distill.training.hyperparameters import TrainerSettings, check_budget, chec
 from distill.training.module import evaluate_splits
 
 if TYPE_CHECKING:
-    import optuna
+    pass
 
 
 def run_distill(config: DictConfig, run: Run) -> None:
@@ -305,64 +294,3 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     save_model(teacher.model, teacher.tokenizer, directory)
     print_line(f"Report in {write_report(run.directory, {**run.record, 'status': 'finished'})}")
     print_line(f"Saved in {directory}")
-
-
-@raise_option_errors
-@dataclass(frozen=True, config=STRICT)
-class TrialPruner(LoggerSettings):
-    """Tells the metrics of a run to its trial.
-
-    Args:
-        storage: URL of the database with the study.
-        trial: the id of the trial in the database.
-    """
-
-    storage: str
-    trial: int
-
-    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
-        """Returns the logger of a run."""
-        import optuna
-
-        # After five whole trials, as by default.
-        study = optuna.load_study(study_name=STUDY_NAME, storage=self.storage, pruner=optuna.pruners.MedianPruner())
-        sign = -1 if entry.selects == "min" else 1
-        return _TrialLogger(optuna.Trial(study, self.trial), f"dev/{entry.metric}", sign), None
-
-
-class _TrialLogger(Logger):
-    """Reports the metric of every evaluation, and ends the training if the study would prune its trial."""
-
-    def __init__(self, trial: "optuna.Trial", metric: str, sign: int) -> None:
-        super().__init__()
-        self._trial, self._metric, self._sign = trial, metric, sign
-
-    @property
-    def name(self) -> str:
-        """Returns the name of the study."""
-        return STUDY_NAME
-
-    @property
-    def version(self) -> str:
-        """Returns the number of the trial."""
-        return str(self._trial.number)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Returns, because the trial has its options."""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Reports the metric of the task if it is among the metrics.
-
-        Raises:
-            Pruned: if it is worse than the median of the other trials after as many evaluations.
-        """
-        value = metrics.get(self._metric)
-        if value is None or not math.isfinite(value):
-            return
-        reported = self._trial.study.trials[self._trial.number].last_step  # Of a resumed run too.
-        self._trial.report(self._sign * value, 0 if reported is None else reported + 1)
-        if self._trial.should_prune():
-            self._trial.set_user_attr(PRUNED, True)
-            raise Pruned(
-                f"{self._metric} is {value:.4f} at step {step}, worse than the median of the other trials by then"
-            )

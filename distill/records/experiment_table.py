@@ -358,6 +358,7 @@ class TablePage:
             headings `VALUES` and `DIFFERENCES`.
         sentences: how to read them, with what is missing, cut and different.
         sources: of the published figures.
+        figures: by the heading below which they stand.
     """
 
     title: str
@@ -366,7 +367,7 @@ class TablePage:
     sentences: Sequence[str]
     sources: Sequence[str]
     command: str
-    figures: Sequence[Figure]
+    figures: Mapping[str, Sequence[Figure]]
 
     def terminal_tables(self) -> Iterator[TerminalTable]:
         """Yields the tables for a terminal."""
@@ -391,7 +392,8 @@ def describe_table(table: ExperimentTable) -> TablePage:
             for heading, (shown, plain) in cells.items() if shown
         },
         sources=[f"{block.source} ({block.metric})" for block in experiment.published],
-        command=show_command(hide_in_text(word) for word in table.command), figures=list(_figures(table, effects)),
+        command=show_command(hide_in_text(word) for word in table.command),
+        figures={DIFFERENCES: list(_figures(table, effects))},
     )  # fmt: skip
 
 

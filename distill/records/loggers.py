@@ -55,6 +55,7 @@ class TrackerEntry:
         id: of the entry that a resumed run continues; None for a new one.
         metric: of the task, which is logged as `dev/<metric>`.
         selects: `max` or `min`, the better values of the metric.
+        steps: optimizer steps of the training; 0 where they are not known.
     """
 
     directory: Path
@@ -64,6 +65,7 @@ class TrackerEntry:
     id: str | None
     metric: str
     selects: str
+    steps: int = 0
 
 
 @plain_dataclass(frozen=True)
@@ -329,31 +331,32 @@ class Tracking:
             settings.check()
 
     @contextmanager
-    def open(self, directory: Path, *, metric: str, selects: str) -> Iterator[OpenLoggers]:
+    def open(self, directory: Path, *, metric: str, selects: str, steps: int = 0) -> Iterator[OpenLoggers]:
         """Opens the loggers of a student, and closes them at the end, also after an error.
 
         Args:
             directory: of the run.
             metric: of the task.
             selects: `max` or `min`, the better values of the metric.
+            steps: optimizer steps of the training.
         """
         opened: list[tuple[LoggerSettings, Logger]] = []
         failed = True
         try:
             for settings in (Csv(), *(each for each in self.settings if not isinstance(each, Csv))):
-                opened.append((settings, self._open(settings, directory, metric, selects)))
+                opened.append((settings, self._open(settings, directory, metric, selects, steps)))
             yield OpenLoggers(opened)
             failed = False
         finally:
             for settings, logger in opened:
                 settings.close(logger, failed=failed)
 
-    def _open(self, settings: LoggerSettings, directory: Path, metric: str, selects: str) -> Logger:
+    def _open(self, settings: LoggerSettings, directory: Path, metric: str, selects: str, steps: int) -> Logger:
         tracker, path = type(settings).__name__.lower(), directory / ENTRIES
         entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         name = directory.name if self.root is None else os.path.relpath(directory, self.root)
         config, id = self.config or {}, entries.get(tracker)
-        logger, id = settings.open(TrackerEntry(directory, name, self.group, config, id, metric, selects))
+        logger, id = settings.open(TrackerEntry(directory, name, self.group, config, id, metric, selects, steps))
         if id is not None and id != entries.get(tracker):
             write_json(path, {**entries, tracker: id})
         return logger

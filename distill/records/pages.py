@@ -337,7 +337,7 @@ def write_collection(
 
     Args:
         refresh: seconds after which a browser loads the page again.
-        table: of an experiment, which comes first.
+        table: of an experiment or a choice, which comes first.
     """
     groups = list(_group_by_task(runs.readable))
     rows = [row for group in groups for row in group.rows]
@@ -358,7 +358,7 @@ def write_collection(
 
 def _render(runs: Runs, groups: Sequence[Group], directory: Path, table: TablePage | None) -> Report:
     """Returns the report of several runs."""
-    figures: dict[str, list[Figure]] = {DIFFERENCES: [*table.figures]} if table and table.figures else {}
+    figures = {heading: [*of] for heading, of in table.figures.items() if of} if table else {}
     figures |= {group.title: draw_group(group.rows) for group in groups}
     figures |= {group.predictions_title(): _draw_first(group) for group in groups}
     values = _describe(runs, groups, directory) | {"table": table, "headings": (VALUES, DIFFERENCES)}

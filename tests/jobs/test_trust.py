@@ -257,7 +257,7 @@ def test_a_run_saves_neither_what_its_command_trusts_nor_the_pruner_of_its_searc
     directory = create(
         tmp_path,
         "trust=[os]",
-        "+logger.pruner={_target_:distill.jobs.training_jobs.TrialPruner,storage:'sqlite:///x',trial:1}",
+        "+logger.pruner={_target_:distill.jobs.pruning.TrialPruner,storage:'sqlite:///x',trial:1}",
     )
     saved = read_config(directory / "config.yaml")
     assert "trust" not in saved

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from distill.records.experiment import Outcome, Place, read_experiment
-from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable, describe_table
+from distill.records.experiment_table import (
+    DIFFERENCES,
+    NOISE,
+    NOT_SEEN,
+    SEEN,
+    UNTESTED,
+    Effect,
+    ExperimentTable,
+    describe_table,
+)
 from tests.records.test_collection_report import break_record, save
 from tests.records.test_report import record
 
@@ -149,7 +158,7 @@ def test_curves_are_of_the_rows_with_a_run_of_their_own_that_was_evaluated_more_
     curves = table.curves("a")
     assert {row: [step for step, _ in curve] for row, curve in curves.items()} == {"base": [1, 2], "other": [1, 3]}
     assert table.cells["base"]["a"].task["selects"] == "max"
-    names = [figure.name for figure in describe_table(table).figures]
+    names = [figure.name for figure in describe_table(table).figures[DIFFERENCES]]
     assert names == ["toy", "accuracy-over-steps"]
 
 
