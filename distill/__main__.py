@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 import uuid
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -324,12 +325,39 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
             from distill.jobs.preflight import check_early
 
             check_early(config, HydraConfig.get().overrides.task)
-        _import_jobs()
+        with _without_optional() if config.dry_run else nullcontext():
+            _import_jobs()
         from distill.jobs.execution import run_job
 
         return run_job(config, launch=launch)
     finally:
         stages.stop()
+
+
+@contextmanager
+def _without_optional() -> "Iterator[None]":
+    """Keeps libraries from importing scipy and matplotlib, which takes a second, and which no dry run needs.
+
+    torchmetrics, which Lightning imports, draws with them, and losses for images of transformers call scipy.
+    """
+    from unittest.mock import patch
+
+    from lightning_utilities.core import imports
+    from transformers import utils
+
+    is_found, is_met, hidden = imports.package_available, imports.RequirementCache.__bool__, ("scipy", "matplotlib")
+
+    def is_installed(cache: imports.RequirementCache) -> bool:
+        return cache.requirement not in hidden and is_met(cache)
+
+    with (
+        patch.object(imports, "package_available", lambda name: name not in hidden and is_found(name)),
+        patch.object(
+            imports.RequirementCache, "__bool__", lambda self: self.requirement not in hidden and is_met(self)
+        ),
+        patch.object(utils, "is_scipy_available", lambda: False),
+    ):
+        yield
 
 
 def _import_jobs() -> None:

@@ -432,6 +432,10 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     return writing + step_seconds * (steps + scored / size / 3) + optimizer_seconds * module.total_steps
 
 
+TIMED_STEPS = 3  # At most, of which the first one warms up,
+TIMED_SECONDS = 0.5  # and none after the second one once they have taken so long.
+
+
 def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSettings) -> tuple[float, float]:
     """Returns the seconds of both passes over a batch, and those of the optimizer, which changes no weight."""
     optimizer = module.configure_optimizers()[0][0]
@@ -440,9 +444,10 @@ def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSetti
     average = lightning_callbacks.MovingAverage(settings.ema)
     if settings.ema > 0:
         average.start(module)
-    step_seconds, optimizer_seconds = [], []
+    step_seconds: list[float] = []
+    optimizer_seconds = []
     with processes.limit_threads(settings.devices):
-        for _ in range(3):
+        while len(step_seconds) < TIMED_STEPS and (len(step_seconds) < 2 or sum(step_seconds) < TIMED_SECONDS):
             start = time.perf_counter()
             _pass_through(module, batch, settings)
             step_seconds.append(time.perf_counter() - start)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from distill.core.errors import UserError
-from distill.data.sources import keep_together, number_units, text_keys
+from distill.data.sources import draw_share, keep_together, number_units, text_keys
 from distill.kinds import Classification, Embedding, MultipleChoice, QuestionAnswering, Seq2Seq, TokenClassification
 from tests.data.conftest import Printed
 from tests.kinds.test_retrieval import write_judgements
@@ -72,6 +72,30 @@ def test_both_sides_keep_their_classes(data: st.DataObject) -> None:
         assert found.tolist() == dev.tolist()
     of_train = {classes[row] for row in range(len(keys)) if row not in dev}
     assert of_train <= {classes[row] for row in range(len(keys)) if row not in found}
+
+
+@pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
+@pytest.mark.parametrize("names", [None, "ab", "aaaaaaab", "abcdefg"])
+def test_dev_is_drawn_as_scikit_learn_draws_it(names: str | None, share: float) -> None:
+    for count in (97, 200, 347):
+        classes = None if names is None else [names[row * row % 11 % len(names)] for row in range(count)]
+        _, expected = train_test_split(np.arange(count), test_size=share, random_state=0, stratify=classes)
+        np.testing.assert_array_equal(np.sort(draw_share(count, share, classes)), np.sort(expected))
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "classes", "expected"),
+    [
+        (1, 0.5, None, "1 of 1"),
+        (10, 0.1, ["a", "b"] * 5, "1 of 10 of 2 classes, the smallest of which has 5"),
+        (6, 0.5, list("aaaaab"), "3 of 6 of 2 classes, the smallest of which has 1"),
+    ],
+)
+def test_a_share_that_leaves_a_side_without_rows_or_a_class_is_refused(
+    count: int, share: float, classes: list[str] | None, expected: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{expected}$"):
+        draw_share(count, share, classes)
 
 
 # Every kind of task

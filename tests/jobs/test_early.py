@@ -58,6 +58,30 @@ def test_a_wrong_command_ends_before_torch_is_imported(tmp_path: Path) -> None:
     assert [(line, expected) for line, expected in pairs if expected not in line] == []
 
 
+def test_a_dry_run_imports_no_library_that_only_a_whole_run_uses(encoder_dir: Path, tmp_path: Path) -> None:
+    rows = [f"a {word} film of {number} minutes,{word}" for number in range(40) for word in ("good", "bad")]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
+    program = (
+        "import sys\n"
+        "from distill.__main__ import main\n"
+        "code = main()\n"
+        "print(code, sorted({'scipy', 'sklearn', 'matplotlib', 'datasets'} & sys.modules.keys()))\n"
+    )
+    options = (
+        "+teacher=pretrained",
+        f"teacher.path={encoder_dir}",
+        "+student=distilbert",
+        "dry_run=true",
+        "cache_dir=c",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options, *DATA, "task.text=[text]", "task.label=label",
+         "task.max_length=32", "cache_dir=cache"],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stderr
+
+
 def test_annotations_from_source_are_those_of_the_classes() -> None:
     targets: dict[str, set[str]] = {}
 
