@@ -325,7 +325,8 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
             from distill.jobs.preflight import check_early
 
             check_early(config, HydraConfig.get().overrides.task)
-        with _without_optional() if config.dry_run else nullcontext():
+        is_alone = config.dry_run and HydraConfig.get().mode != RunMode.MULTIRUN  # No training follows.
+        with _without_optional() if is_alone else nullcontext():
             _import_jobs()
         from distill.jobs.execution import run_job
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from tests.documents import NOTEBOOKS, ROOT, SCRIPTS
+from tests.documents import NOTEBOOKS, ROOT, SCRIPTS, read_blocks
 from tests.edge.conftest import write_ranking_bundle, write_tag_bundle, write_vector_bundle
 
 LARGEST_NOTEBOOK = 200_000  # Bytes.
@@ -27,6 +27,12 @@ SMALLER = {
                                    "seeds=3": "seeds=2"},
     "inspect_predictions.ipynb": {"head(400)": "head(120)", "max_epochs=4": "max_epochs=1"},
 }  # fmt: skip
+ASSISTANT = ROOT / "docs/assistant.md"
+# What a small run replaces in the commands of the page for assistants.
+SMALLER_COMMANDS = {
+    "+teacher=embedded": "+teacher=embedded teacher.finetune.max_epochs=15",
+    "baseline=true": "baseline=true trainer.max_epochs=4 benchmark.seconds=0.05",
+}
 # For each script the arguments of a small run, and what its output has.
 RUNS = {
     "csv_classifier.py": (["--rows", "700", "--epochs", "1"], r"of accuracy|accuracy 0\.\d+"),
@@ -100,6 +106,34 @@ def test_an_example_runs(name: str, tmp_path: Path, cache: Path) -> None:
     arguments, expected = RUNS[name]
     output = run_example(name, *arguments, "--directory", "runs/one", directory=tmp_path, cache=cache)
     assert re.search(expected, output), output[-2000:]
+
+
+def read_assistant() -> list[tuple[str, str]]:
+    """Returns the commands of the page for assistants, each with the pattern of its last line."""
+    expected = [re.escape(line.strip()).replace(re.escape("..."), ".+") for line in read_blocks(ASSISTANT, "text")]
+    return list(zip(read_blocks(ASSISTANT, "sh"), expected, strict=True))
+
+
+def test_the_page_for_assistants_has_ten_commands() -> None:
+    commands = [command for command, _ in read_assistant()]
+    assert len(commands) == 10
+    assert [old for old in SMALLER_COMMANDS if old not in "".join(commands)] == []
+
+
+@pytest.mark.slow
+def test_the_commands_for_assistants_end_as_their_page_says(tmp_path: Path, cache: Path) -> None:
+    rows = [f"a {word} film of {number} minutes,{word}" for number in range(60, 210) for word in ("lovely", "dull")]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command, expected in read_assistant():
+        for old, new in SMALLER_COMMANDS.items():
+            command = command.replace(old, new)
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=tmp_path, env={**environment(cache), "PATH": path}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}{done.stderr}"
+        assert re.fullmatch(expected, done.stdout.splitlines()[-1].strip()), f"{command}{done.stdout[-2000:]}"
 
 
 @pytest.mark.slow

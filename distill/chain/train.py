@@ -115,21 +115,22 @@ class SharedBaseline:
         )  # fmt: skip
         return cls(plan.cache_dir / "baselines" / f"{plan.tasks.name}-{key[:16]}")
 
-    def fetch(self, run_directory: Path) -> float | None:
-        """Copies what a run keeps into its directory; returns the seconds of the training, None without an entry."""
+    def fetch(self, run_directory: Path) -> dict[str, Any] | None:
+        """Copies what a run keeps into its directory; returns the record of the training, None without an entry."""
         if not has_intact_entry(self.directory, "the baseline", needed=False):
             return None
         _copy_files(self.directory, run_directory)
         print_line(f"Baseline: trained before, reused from {self.directory}")
-        return float(json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))["seconds"])
+        record: dict[str, Any] = json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))
+        return record
 
-    def save(self, run_directory: Path, seconds: float) -> None:
+    def save(self, run_directory: Path, record: Mapping[str, Any]) -> None:
         """Caches the baseline that a run has trained, unless the cache is read-only."""
         if not is_writable(self.directory):
             return
         with new_entry(self.directory) as temporary:
             _copy_files(run_directory, temporary)
-            write_json(temporary / _METADATA, {"seconds": seconds})
+            write_json(temporary / _METADATA, dict(record))
 
 
 def _copy_files(source: Path, target: Path) -> None:
@@ -319,15 +320,16 @@ class Prepared:
         module = baseline.prepare_training(student)
         start = name_start(self.student, self.tasks, self.plan)
         shared = None if baseline.plan.callbacks else SharedBaseline.of(module, baseline)
-        seconds = None if shared is None else shared.fetch(directory)
-        if seconds is None:
-            seconds = baseline._fit(module, directory, title="baseline", start=start).seconds
+        record = None if shared is None else shared.fetch(directory)
+        if record is None:
+            fit = baseline._fit(module, directory, title="baseline", start=start)
+            record = {"seconds": fit.seconds, "stopped_early": fit.stopped_early}
             if shared is not None:
-                shared.save(directory, seconds)
+                shared.save(directory, record)
         else:
             lightning_callbacks.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
-        about = {"seconds": seconds, "start": start}
+        about = {**record, "start": start}
         pruned = {name: steps for name, steps in baseline.run.record.items() if name == "pruning"}
         self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), **about, **pruned})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():

@@ -210,6 +210,7 @@ class Profile:
         lengths: None without a column of text.
         scripts: share of each script among the letters of the texts.
         is_english: whether the texts look like English.
+        reached: of classes, what the most frequent one and TF-IDF reach, as `words.estimate` returns it.
     """
 
     rows: Mapping[str, int]
@@ -222,6 +223,7 @@ class Profile:
     scripts: Mapping[str, float]
     is_english: bool
     problems: tuple[Problem, ...]
+    reached: Mapping[str, Any] | None = None
 
     @property
     def errors(self) -> list[int]:
@@ -247,6 +249,7 @@ class Profile:
             "scripts": dict(self.scripts),
             "english": self.is_english,
             "problems": [vars(problem) for problem in self.problems],
+            "reached": self.reached,
         }
 
 

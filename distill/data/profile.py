@@ -2,19 +2,22 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table as ShownTable
 
 from distill.core.console import console, print_line
+from distill.core.contracts import IGNORED
 from distill.core.errors import UserError
+from distill.core.storage import check_hub_file
 from distill.data.check import MULTILINGUAL, Profile, profile_files
 from distill.data.labelled_text import LabelledText, RowRules
 from distill.data.problems import ColumnProfile, Problem, refusal
 from distill.data.prose import LIMIT
 from distill.data.sources import STEMS, TableSource, find_files, missing_file, number_units
+from distill.data.words import estimate
 from distill.rows.columns import Table
 
 COLUMNS_SHOWN = CLASSES_SHOWN = 20
@@ -23,6 +26,9 @@ _WIDTH = 100  # Of the problems.
 _EXAMPLE = 36  # Characters of a value that are shown.
 _SMALLEST_SHARE = 0.005  # Of a script that is shown.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:~-")
+# Teachers of the Hub: their name, the options that choose them, and their size.
+_ENGLISH = ("sentence-transformers/all-MiniLM-L6-v2", ["+teacher=minilm"], "22.7 M parameters")
+_OTHERS = ("google-bert/bert-base-multilingual-cased", MULTILINGUAL.split(), "178 M parameters")
 # Names of one of two classes that a user means by F1.
 _POSITIVE = ("positive", "pos", "yes", "spam", "toxic", "hate", "offensive", "relevant", "entailment", "equivalent")
 
@@ -65,7 +71,7 @@ class _Undrawn(TableSource):
 
 
 def rehearse_reading(profile: Profile, data: str) -> Profile:
-    """Returns the profile with the reason for which the training that it suggests would refuse the rows, if any.
+    """Returns the profile with what simple models reach, or the reason why the suggested training refuses the rows.
 
     The rows are read by the code of the training.
     """
@@ -76,13 +82,50 @@ def rehearse_reading(profile: Profile, data: str) -> Profile:
     rows = LabelledText(source=source, **vars(chosen))
     try:
         with console.capture():  # The notices of the reading are among the problems.
-            rows.read(Path())
+            train = rows.read(Path()).splits["train"]
     except UserError as error:
         return replace(profile, problems=(refusal(error), *profile.problems))
-    return profile
+    if chosen.task != "classification":
+        return profile
+    texts = train.texts if train.pairs is None else list(map(" ".join, zip(train.texts, train.pairs, strict=True)))
+    known = [row for row, label in enumerate(train.labels) if label != IGNORED]
+    return replace(profile, reached=estimate([texts[row] for row in known], [str(train.labels[row]) for row in known]))
 
 
-def print_profile(profile: Profile, data: str) -> None:
+@dataclass(frozen=True)
+class Suggestion:
+    """The teacher of a suggested command.
+
+    Args:
+        options: that choose it.
+        about: its size and where it is from, in words.
+    """
+
+    options: Sequence[str]
+    about: str
+
+
+SHIPPED = Suggestion(["+teacher=embedded"], "a small BERT that is trained on the texts, because the Hub is not there")
+
+
+def find_teacher(profile: Profile) -> Suggestion:
+    """Returns a teacher of the language of the texts that is in the cache of the Hub or can be downloaded.
+
+    Without one it is the teacher that needs neither.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    name, options, size = _ENGLISH if profile.is_english else _OTHERS
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return Suggestion(options, f"{name}, {size}, in the cache of the Hub")
+    try:
+        check_hub_file(name, "config.json")
+    except UserError:
+        return SHIPPED
+    return Suggestion(options, f"{name}, {size}, downloaded from the Hub once")
+
+
+def print_profile(profile: Profile, data: str, teacher: Suggestion) -> None:
     """Prints columns, classes, lengths, scripts, problems, and the command to go on with."""
     print_line(_describe_rows(profile, data), style="bold")
     console.print(_tabulate_columns(profile))
@@ -94,8 +137,10 @@ def print_profile(profile: Profile, data: str) -> None:
         print_line(line)
     _print_problems(profile)
     if not profile.errors:
+        print_line(f"Teacher  {teacher.about}")
+        print_line("Time     dry_run=true says how long each student of the command takes")
         print_line("Go on with", style="bold")
-        print_line(f"python -m distill {' '.join(suggest_command(profile, data))}")
+        print_line(f"python -m distill {' '.join(suggest_command(profile, data, teacher))}")
 
 
 def print_rows_profile(rows: LabelledText) -> None:
@@ -112,11 +157,10 @@ def print_rows_profile(rows: LabelledText) -> None:
     _print_problems(profile)
 
 
-def suggest_command(profile: Profile, data: str) -> list[str]:
+def suggest_command(profile: Profile, data: str, teacher: Suggestion) -> list[str]:
     """Returns the options of a training on the data, in which the columns that were found are named."""
     chosen = profile.chosen
-    options = ["+teacher=bert_base"] if profile.is_english else MULTILINGUAL.split()
-    options.append("+student=distilbert")
+    options = [*teacher.options, "+student=auto"]
     options.append("task=regression" if chosen.task == "regression" else "task=classification")
     if chosen.task == "multi_label":
         options.append("task.multi_label=true")
@@ -205,6 +249,12 @@ def _describe_labels_and_texts(profile: Profile) -> Iterator[str]:
     if profile.numbers is not None:
         least, mean, largest = profile.numbers
         yield f"Numbers  {least:g} to {largest:g}, mean {mean:.4g}"
+    if (reached := profile.reached) is not None:
+        low, high = reached["interval"]
+        yield (
+            f"Reached  {reached['majority']:.1%} by the most frequent class, {reached['accuracy']:.1%} "
+            f"({low:.1%} to {high:.1%}) by TF-IDF and logistic regression"
+        )
     lengths = profile.lengths
     if lengths is None:
         return

@@ -149,7 +149,7 @@ def _apportion(counts: np.ndarray, number: int, random: np.random.RandomState) -
             rounded = random.choice(equal, size=min(len(equal), lacking), replace=False)
             whole[rounded] += 1
             lacking -= len(rounded)
-    return whole.astype(int)
+    return np.asarray(whole.astype(int))
 
 
 def _fill(rows: Sequence[int], sizes: np.ndarray, room: int) -> list[int]:

@@ -9,7 +9,7 @@ import io
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from distill.core.errors import Failure, UserError
 from distill.core.files import make_directory
 from distill.core.options import show_value
 from distill.jobs.sweepers import GridSweeper, lost_workers
+from distill.records.schema import read_record
 
 _PRUNER = "distill.jobs.pruning.StudentPruner"
 
@@ -71,6 +72,9 @@ class AutoSweeper(GridSweeper):
             if self.minutes is not None and minutes > self.minutes:
                 left_out[name] = f"it was not begun after {minutes:.0f} minutes"
                 continue
+            if (other := self._find_same(name, found)) is not None:
+                left_out[name] = f"it is {other}"
+                continue
             print_line(f"Student  {name}", style="bold")
             result = self._run(name, self._pruning(list(found.values())))
             if isinstance(result, Path):
@@ -114,6 +118,15 @@ class AutoSweeper(GridSweeper):
             "for the teacher; a student that is behind another one ends at a third of its steps"
         )
         return left_out
+
+    def _find_same(self, name: str, found: Mapping[str, Path]) -> str | None:
+        """Returns the candidate that has as many layers of the teacher, where that is half of them."""
+        student, *options = self.candidates[name]
+        for other, directory in found.items():
+            layers = read_record(directory)["student"].get("layers") or []
+            if self.candidates[other] == [student] and options == [f"student.depth={len(layers)}"]:
+                return other
+        return None
 
     def _pruning(self, finished: Sequence[Path]) -> list[str]:
         """Returns the option that ends a student which is behind those that are finished and within the limits."""

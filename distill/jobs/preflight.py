@@ -27,7 +27,7 @@ from distill.core.errors import PACKAGE, OptionError, UserError, is_checkout
 from distill.core.options import STRICT, describe, show_value
 from distill.core.storage import is_url
 from distill.data.labelled_text import LabelledText, RowRules, TaskKind
-from distill.data.profile import print_profile, profile_data, rehearse_reading, suggest_command
+from distill.data.profile import SHIPPED, find_teacher, print_profile, profile_data, rehearse_reading, suggest_command
 from distill.data.sources import SINGLE, STEMS, TableSource, find_files, missing_data, missing_file
 from distill.jobs.command_line import find_job, known_targets, walk_mappings
 from distill.rows.columns import SUFFIXES, Table
@@ -409,11 +409,12 @@ def run_check(config: DictConfig) -> None:
     if len(given.text) > 2:
         raise OptionError("text", f"[{','.join(given.text)}]", "one column or the two of a pair")
     profile = rehearse_reading(profile_data(data, given), data)
+    teacher = SHIPPED if profile.errors else find_teacher(profile)
     if config.json:
-        command = None if profile.errors else ["python", "-m", "distill", *suggest_command(profile, data)]
+        command = None if profile.errors else ["python", "-m", "distill", *suggest_command(profile, data, teacher)]
         print(json.dumps({"data": data, **profile.record(), "command": command}, ensure_ascii=False, indent=2))
     else:
-        print_profile(profile, data)
+        print_profile(profile, data, teacher)
     if profile.errors:
         problems = "problem" if len(profile.errors) == 1 else "problems"
         raise UserError(f"a training on {data} would stop at {problems} {', '.join(map(str, profile.errors))}")

@@ -245,7 +245,8 @@ _STEP = {
 }  # fmt: skip
 _PARTS = {str: {str: {"examples!": int, "values!": str}}}
 _BASELINE = {
-    "metrics!": _METRICS, "export?": {str: ExportedFile}, "seconds?": float, "start?": str, "pruning?": [_STEP],
+    "metrics!": _METRICS, "export?": {str: ExportedFile}, "seconds?": float, "stopped_early?": int, "start?": str,
+    "pruning?": [_STEP],
 }  # fmt: skip
 _SPREAD = {"mean!": float, "std!?": float}
 _BY_GROUP = {str: {str: {str: _METRICS}}}  # By split, model and group.

@@ -294,6 +294,7 @@ def check_processes(settings: TrainerSettings, trainer: str) -> None:
 SMALL_ROWS = 10_000  # Labelled training rows up to which further text and a baseline are worth their time.
 LEAST_STEPS = 2_400  # Optimizer steps of a student on small data.
 TEACHER_STEPS = 1_200  # Those of a fine-tuned teacher, all of whose layers are pre-trained.
+PRETRAINED = ("whole", "inherited")  # Values of `Facts.start`.
 EPOCHS = 2  # Of large data, and the fewest of small data.
 FRESH_EPOCHS = 3  # The fewest for a student without pre-trained layers.
 TEACHER_EPOCHS = 3  # The fewest for a fine-tuned teacher.
@@ -316,8 +317,7 @@ SOUP = 3  # Evaluations.
 EMA = 0.0
 FROZEN = 0.33  # Share of the steps, where the table of embeddings is the teacher's and all layers are random.
 NO_EFFECT = {"ema": 0, "soup": 1, "frozen_embeddings": 0}  # Values with which an option changes nothing.
-PATIENCE = None
-TEACHER_PATIENCE = 3  # A fine-tuning stops after this part of its evaluations without a better metric,
+PATIENCE = 3  # A training of pre-trained layers stops after this part of its evaluations without a better metric,
 LEAST_FOR_PATIENCE = 12  # if it has so many.
 # Of a fine-tuning in batches of a number of tokens, in a message.
 _FIXED = {
@@ -481,11 +481,11 @@ def with_batch_size(settings: TrainerSettings, size: int = BATCH_SIZE) -> Traine
 
 def _choose_patience(facts: Facts, evaluations: int) -> Choice:
     """Returns `patience` of a training with so many evaluations in all."""
-    if facts.start != "whole":
-        return Choice(PATIENCE, "the learning rate reaches zero only in the last step")
+    if facts.start not in PRETRAINED:
+        return Choice(None, "layers that begin with random weights may improve late")
     if evaluations < LEAST_FOR_PATIENCE:
-        return Choice(PATIENCE, f"{evaluations} evaluations are too few to stop by")
-    return Choice(math.ceil(evaluations / TEACHER_PATIENCE), f"a third of the {evaluations} evaluations")
+        return Choice(None, f"{evaluations} evaluations are too few to stop by")
+    return Choice(math.ceil(evaluations / PATIENCE), f"a third of the {evaluations} evaluations")
 
 
 def _explain_epochs(facts: Facts) -> str:

@@ -16,6 +16,13 @@ def test_the_site_has_every_page(site: Path) -> None:
     assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in (ROOT / "docs").glob("*.md")}
 
 
+def test_the_list_for_language_models_has_every_page() -> None:
+    text = (ROOT / "docs/llms.txt").read_text(encoding="utf-8")
+    assert re.match(r"# distill\n\n> ", text)
+    linked = re.findall(r"^- \[[^]]+\]\(([\w/]+)\.html\): .+$", text, re.M)
+    assert sorted(linked) == sorted([*(page.stem for page in (ROOT / "docs").glob("*.md")), "reference/options/run"])
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_no_file_of_the_site_loads_another_from_the_network(site: Path) -> None:

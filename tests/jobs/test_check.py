@@ -12,13 +12,14 @@ from hydra.utils import instantiate
 
 from distill import __main__ as command_line
 from distill.core.errors import UserError
+from distill.data import profile
 from distill.data.profile import print_rows_profile, profile_data
 from distill.data.sources import STEMS
 from distill.jobs.command_line import quote_overrides
 from tests.data.test_profile import GERMAN, labelled, sentence, write_rows
 from tests.jobs.conftest import Command
 
-HEAVY = ("torch", "transformers", "pandas", "datasets", "lightning", "sklearn", "scipy", "matplotlib")
+HEAVY = ("torch", "transformers", "datasets", "lightning", "matplotlib")
 
 
 def test_a_check_prints_columns_classes_texts_and_a_command(command: Command, tmp_path: Path) -> None:
@@ -34,16 +35,19 @@ def test_a_check_prints_columns_classes_texts_and_a_command(command: Command, tm
         ("bad", "30", "50.0%"),
     ):
         assert any(set(cells) <= {cell.strip() for cell in line.split("│")} for line in lines), cells
-    assert lines[-6:] == [
+    assert lines[-9:] == [
         "Columns  text and label are guesses from names and values: text=NAME and label=NAME choose others",
+        "Reached  50.0% by the most frequent class, 26.7% (17.1% to 39.0%) by TF-IDF and logistic regression",
         "Lengths  median 7 words, 95% up to 7, longest 7; no row exceeds 128 tokens",
         "Scripts  Latin 100.0%; looks like English",
         "No problems",
+        "Teacher  a small BERT that is trained on the texts, because the Hub is not there",
+        "Time     dry_run=true says how long each student of the command takes",
         "Go on with",
-        "python -m distill +teacher=bert_base +student=distilbert task=classification task.data_dir=reviews.csv "
+        "python -m distill +teacher=embedded +student=auto task=classification task.data_dir=reviews.csv "
         "task.text=[review] task.label=stars",
     ]
-    assert max(map(len, lines[:-1])) <= 100
+    assert max(map(len, lines[:-1])) <= 101
 
 
 @pytest.mark.parametrize(
@@ -56,8 +60,10 @@ def test_a_check_prints_columns_classes_texts_and_a_command(command: Command, tm
     ],
 )
 def test_the_command_is_read_as_it_was_meant(
-    command: Command, tmp_path: Path, header: tuple[str, str], labels: list[object], options: dict[str, object]
-) -> None:
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: tuple[str, str], labels: list[object],
+    options: dict[str, object],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(profile, "check_hub_file", lambda *_: None)  # The Hub is there.
     long = " ".join(GERMAN * 12)
     rows = [{header[0]: f"{sentence(row, GERMAN)} {long}", header[1]: label} for row, label in enumerate(labels)]
     path = tmp_path / "my data.jsonl"
@@ -66,6 +72,8 @@ def test_the_command_is_read_as_it_was_meant(
     assert (code, error) == (0, "")
     python, _, module, *overrides = shlex.split(output.splitlines()[-1])
     assert (python, module) == ("python", "distill")
+    assert "Teacher  google-bert/bert-base-multilingual-cased, 178 M parameters, downloaded from the Hub" in output
+    overrides = ["+student=distilbert" if option == "+student=auto" else option for option in overrides]
     with initialize_config_dir(str(command_line.config_directory()), version_base="1.3"):
         config = compose("config", quote_overrides(overrides, ()))
     assert config.teacher.id == "google-bert/bert-base-multilingual-cased"
@@ -217,3 +225,27 @@ def test_a_task_has_a_short_profile_of_its_own_columns(tmp_path: Path, capsys: p
     ]
     print_rows_profile(Classification(text="text", train=(["good", "bad"], [1, 0]), dev=(["fine"], [1])).rows)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "expected"),
+    [
+        (
+            [[f"text {number} about {'war' if number < 3 else 'peace'}", number < 3] for number in range(200)], 0,
+            ["Reached  98.5% by the most frequent class", "has fewer than 10 rows: True (3: lines 2, 3 and 4)"],
+        ),
+        (
+            [[f"text {number} about {'war' if number % 2 else 'peace'}", number % 2] for number in range(40)], 0,
+            ["Reached  50.0% by the most frequent class, 100.0% (91.2% to 100.0%) by TF-IDF", "40 rows"],
+        ),
+        ([["one text", number % 2] for number in range(60)], 2, ["error: no column looks like text"]),
+    ],
+)  # fmt: skip
+def test_small_skewed_and_equal_rows(
+    command: Command, tmp_path: Path, rows: list[list[object]], code: int, expected: list[str]
+) -> None:
+    write_rows(tmp_path / "rows.csv", [["text", "label"], *rows])
+    found, output, error = command("job=check", "data=rows.csv")
+    assert found == code
+    shown = " ".join((output + error).split())
+    assert [words for words in expected if " ".join(words.split()) not in shown] == []

@@ -92,7 +92,8 @@ def list_runs(module: str, words: Sequence[str]) -> Iterator[list[str]]:
         assert options.command == "submit" or not overrides
     automatic = command_line.choose_automatically(overrides)
     if "hydra/sweeper=auto" in automatic:  # One of its students.
-        overrides = [word for word in overrides if word != command_line.AUTO] + ["+student=distilbert"]
+        kept = [word for word in overrides if word != command_line.AUTO and not word.startswith("auto.")]
+        overrides = [*kept, "+student=distilbert"]
     ordered = command_line.put_options_first(overrides)
     valued = [before in command_line.VALUED for before in ["", *ordered]]
     given = [word for word, is_value in zip(ordered, valued, strict=False) if not (is_value or word.startswith("-"))]

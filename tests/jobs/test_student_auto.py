@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from distill.chain.train import Prepared
 from distill.core.console import stages
 from distill.core.errors import Pruned, UserError
 from distill.jobs import execution as jobs
 from distill.jobs import measuring_jobs
+from distill.jobs.pruning import StudentPruner, find_least
 from distill.records.choice import Candidate, Choice
+from distill.records.loggers import TrackerEntry
 from distill.records.run import Run, create_record
 from distill.records.schema import add_run
 from tests.jobs.conftest import Command
@@ -150,3 +153,72 @@ def test_a_damaged_choice_is_named(tmp_path: Path) -> None:
     (tmp_path / "choice.json").write_text(json.dumps(content | {"other": 1}), encoding="utf-8")
     with pytest.raises(UserError, match="choice.json is damaged"):
         Choice.read(tmp_path)
+
+
+CANDIDATES = "[+student=tfidf,+student=teacher,+student=distilbert,+student=cnn,'+student=distilbert student.depth=1']"
+OPTIONS = (
+    "+teacher=pretrained teacher.path=toys/classifier1 teacher.accept_weak=true task=sst2 task.data_dir=toys/classes "
+    "task.max_length=32 trainer=fixed trainer.max_epochs=2 benchmark.enabled=false augment=none +student=auto"
+)
+
+
+def test_a_killed_sweep_goes_on_to_the_page_that_it_would_have_had(
+    golden_root: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toys").symlink_to(golden_root / "toys")
+    options = [*OPTIONS.split(), f"hydra.sweeper.candidates={CANDIDATES}"]
+    code, whole, error = command(*options, "hydra.sweep.dir=whole", "output_dir=a")
+    assert (code, error) == (0, "")
+    assert "Take " in whole
+
+    evaluate, calls = Prepared.evaluate, list[object]()
+
+    def kill(self: Prepared, *arguments: Any, **options: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 3:  # After the training of the first student that has one.
+            raise KeyboardInterrupt
+        return evaluate(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Prepared, "evaluate", kill)
+        with pytest.raises(SystemExit):
+            command(*options, "hydra.sweep.dir=killed", "output_dir=b")
+    code, resumed, error = command(*options, "hydra.sweep.dir=killed", "output_dir=b", "resume=true")
+    assert (code, error) == (0, "")
+    assert resumed.count("is finished already") == 2
+    pages = [Choice.read(Path(name)).describe() for name in ("whole", "killed")]
+    first, second = (page.tables["Table"].cells for page in pages)
+    assert first == second
+    assert len(first) == 6  # With the header and the best constant.
+    assert pages[0].sentences[-1] == "Left out: distilbert depth=1: it is distilbert"
+
+
+def write_run(directory: Path, curve: list[float], *, steps: int, size: float = 1e6) -> Path:
+    content: dict[str, Any] = create_record(job="distill", seed=0, command=[]) | record() | {"status": "finished"}
+    content["task"] |= {"examples": {"train": 1000, "dev": 400}}
+    content["training"] |= {"steps": steps}
+    content["export"] = {"int8": content["export"]["int8"] | {"bytes": int(size), "gate": "passed"}}
+    directory.mkdir()
+    Run(directory, content).save()
+    rows = [f"{10 * (number + 1)},{value}" for number, value in enumerate(curve)]
+    (directory / "metrics.csv").write_text("\n".join(["step,dev/accuracy", *rows]))
+    return directory
+
+
+def test_a_student_ends_at_a_third_of_its_steps_where_it_is_behind_beyond_noise(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good", [0.5, 0.6, 0.9, 0.95], steps=60)  # A third is at 20 steps.
+    large = write_run(tmp_path / "large", [0.9, 0.99, 0.99], steps=30, size=9e6)
+    fitted = write_run(tmp_path / "fitted", [], steps=0)
+    assert find_least([fitted], mb=None) is None
+    least = find_least([good, fitted, large], mb=2)
+    assert least is not None
+    assert 0.52 < least < 0.54  # 0.6 less the half interval of a difference of two shares of 400.
+    assert (find_least([good, large], mb=None) or 0) > 0.8
+    logger, _ = StudentPruner(least).open(TrackerEntry(tmp_path, "run", None, {}, None, "accuracy", "max", 90))
+    logger.log_metrics({"dev/accuracy": 0.1}, step=29)
+    logger.log_metrics({"train/loss": 0.1}, step=30)
+    logger.log_metrics({"dev/accuracy": 0.54}, step=30)
+    with pytest.raises(
+        Pruned, match=r"accuracy 0.5100 at step 60 of 90, and 0.53\d\d was the least that noise explains"
+    ):
+        logger.log_metrics({"dev/accuracy": 0.51}, step=60)

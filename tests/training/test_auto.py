@@ -274,6 +274,25 @@ def test_a_teacher_gets_enough_steps_and_evaluations_to_stop_by(
     assert chosen["patience"] == {"value": patience, "reason": reason}
 
 
+@pytest.mark.parametrize(
+    ("start", "epochs", "patience", "reason"),
+    [
+        ("inherited", 17, 12, "a third of the 34 evaluations"),
+        ("inherited", 3, None, "9 evaluations are too few to stop by"),
+        ("fresh", 17, None, "layers that begin with random weights may improve late"),
+        ("no_attention", 17, None, "layers that begin with random weights may improve late"),
+    ],
+)
+def test_a_student_with_pre_trained_layers_stops_as_a_teacher_does(
+    start: str, epochs: int, patience: int | None, reason: str
+):
+    settings, chosen = hyperparameters.resolve(
+        TrainerSettings.auto(max_epochs=epochs), Facts(2_250, 141, start, 384, scored=250)
+    )
+    assert settings.patience == patience
+    assert chosen["patience"] == {"value": patience, "reason": reason}
+
+
 def test_the_patience_follows_from_given_evaluations():
     given = replace(api.FINETUNE, max_epochs=3, evaluations=6)
     assert hyperparameters.resolve_finetuning(given, 3000, width=384)[0].patience == 6  # A third of 18.

@@ -156,6 +156,7 @@ def test_one_evaluation_makes_no_soup(make_toy: MakeToy, capsys: pytest.CaptureF
     [
         ([0.5, 0.4, 0.5, 0.9, 0.9, 0.9], 6),
         ([0.5, 0.6, 0.5, 0.6, 0.7, 0.8], 8),
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 6),  # Dev is at its maximum, while the loss falls.
         ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], None),
         ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4], None),  # The last evaluation ends the training anyway.
     ],
