@@ -17,7 +17,7 @@ from distill.records.row_tables import LatexTable
 from distill.records.run import hide_in_text, show_command
 from distill.records.schema import DEV, TEST, read_record
 from distill.records.verdict import MISSING, Results, format_number
-from distill.training.statistics import Estimate
+from distill.training.statistics import Estimate, count_share_examples, estimate
 
 FILE = "choice.json"  # In the directory of a sweep.
 TEACHER, WORDS = "teacher", "tfidf"  # Candidates that are the teacher itself, and learn nothing of it.
@@ -63,7 +63,8 @@ class Candidate:
 
     def estimate(self, split: str) -> Estimate | None:
         """Returns the metric of the file on a split with its interval; None without one."""
-        return self.row.estimate(self.file.metrics[split])
+        values = list(self.file.metrics[split].values())
+        return estimate(values, count_share_examples(self.row.task, split))
 
     @property
     def millijoules(self) -> float | None:
