@@ -98,6 +98,10 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
                 )  # fmt: skip
                 encoding.compare_readings(task_run.teacher, task_run.scoring)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
+    if ready.fitted and not student.is_fitted and (source.labeller is not None or source.others):
+        raise UserError(
+            f"student {student.name} is one fine-tuned teacher, and these are other ones: take another student"
+        )
     _record(ready)
     return encoding.choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
 

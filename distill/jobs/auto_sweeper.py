@@ -20,6 +20,7 @@ from distill.core.options import show_value
 from distill.jobs.sweepers import GridSweeper, lost_workers
 from distill.records.schema import read_record
 
+_NOT_NEEDED = ("baseline", "benchmark.teacher")  # The teacher is timed as a candidate.
 _PRUNER = "distill.jobs.pruning.StudentPruner"
 
 
@@ -61,8 +62,8 @@ class AutoSweeper(GridSweeper):
             )
         started, directory = time.monotonic(), Path(str(self.config.hydra.sweep.dir))
         self._given = [argument for argument in arguments if not argument.startswith("+student=")]
-        if not any(argument.startswith("baseline=") for argument in self._given):
-            self._given.append("baseline=false")
+        given = {argument.partition("=")[0] for argument in self._given}
+        self._given += [f"{name}=false" for name in _NOT_NEEDED if name not in given]
         left_out, found = self._plan(), dict[str, Path]()
         if self.config.dry_run:
             return

@@ -102,9 +102,7 @@ RUNG = 1 / 3  # Share of the steps of a student at which it is compared with oth
 
 
 def find_least(finished: Sequence[Path], *, mb: float | None) -> float | None:
-    """Returns the metric on dev at a third of its steps, below which a student is behind the best one beyond noise.
-
-    The two are taken as independent of each other.
+    """Returns the lower end of the 95% interval of the best student's metric on dev at a third of its steps.
 
     Args:
         finished: the runs of other students.
@@ -126,7 +124,7 @@ def find_least(finished: Sequence[Path], *, mb: float | None) -> float | None:
         reached = next((value for step, value in curve if step >= RUNG * training["steps"]), None)
         if reached is not None and reached > best:
             best, interval = reached, wilson_interval(reached, examples)
-    return None if interval is None else best - math.sqrt(2) * (best - interval[0])
+    return None if interval is None else interval[0]
 
 
 @raise_option_errors
@@ -157,5 +155,5 @@ class _RungLogger(_Observer):
         if step >= RUNG * self._steps and value < self._least:
             raise Pruned(
                 f"it was behind another student: {self._metric} {value:.4f} at step {step:,} of {self._steps:,}, and "
-                f"{self._least:.4f} was the least that noise explains"
+                f"the interval of that one's metric began at {self._least:.4f} at a third of its steps"
             )

@@ -16,7 +16,7 @@ from distill.records.plots import Figure, Point, draw_cost, find_pareto
 from distill.records.row_tables import LatexTable
 from distill.records.run import hide_in_text, show_command
 from distill.records.schema import DEV, TEST, read_record
-from distill.records.verdict import MISSING, Results, format_number
+from distill.records.verdict import MISSING, Results, Unit, format_number
 from distill.training.statistics import Estimate, count_share_examples, estimate
 
 FILE = "choice.json"  # In the directory of a sweep.
@@ -157,7 +157,7 @@ class Choice:
         """Yields the recommendation, what test promises, and what it is compared with."""
         chosen, words = self.recommended, next((of for of in self.candidates if of.name == WORDS), None)
         if words is not None and words.lead > 0:
-            lead = f"{words.row.unit.format(words.lead)[1:]}{words.row.unit.word}"
+            lead = _points(words.lead, words.row.unit)
             yield (
                 f"TF-IDF with logistic regression is {lead} better on dev than the teacher, which has "
                 "not learned these rows: train it longer, or take another one"
@@ -166,12 +166,15 @@ class Choice:
             yield self.describe_limits()
             return
         best, unit, metric = self.allowed[0], chosen.row.unit, chosen.row.task["metric"]
-        behind = f"{unit.format(best.gain - chosen.gain)[1:]}{unit.word} behind {best.name}"
+        behind = f"{_points(best.gain - chosen.gain, unit)} behind {best.name}"
         yield (
             f"Take {chosen.name}: {metric} {_show(chosen.estimate(DEV))} on dev "
-            f"({'the best' if chosen is best else behind}), {format_number(chosen.ms, '.2f', ' ms')}, "
+            f"({'the best' if chosen is best else behind}), {_ms(chosen)}, "
             f"{chosen.mb:.1f} MB: {chosen.directory / 'bundle'}"
         )
+        if faster := [of for of in self._front() if _cost(of) < _cost(chosen)]:
+            shown = [f"{of.name} ({_ms(of)}, {_points(best.gain - of.gain, unit)} behind)" for of in faster]
+            yield f"Faster: {', '.join(shown)}"
         if chosen is words:
             yield "TF-IDF with logistic regression is enough for these rows: no student of the teacher is better"
         if (tested := chosen.estimate(TEST)) is not None:
@@ -187,7 +190,7 @@ class Choice:
             return "no student has a file: see the reasons above"
         fastest, smallest = min(self.candidates, key=_cost), min(self.candidates, key=lambda of: of.mb)
         return (
-            f"no student meets the limits: the fastest is {fastest.name} with {format_number(fastest.ms, '.2f')} ms, "
+            f"no student meets the limits: the fastest is {fastest.name} with {_ms(fastest)}, "
             f"and the smallest {smallest.name} with {smallest.mb:.1f} MB: raise auto.ms or auto.mb"
         )
 
@@ -210,7 +213,7 @@ class Choice:
         value = constant["metrics"].get(metric)
         columns = {
             "student": [*(of.name for of in rows), constant["answer"]],
-            "file": [*(of.format for of in rows), MISSING],
+            "file": [*(of.format if of.file.passed else f"{of.format}, gate undecided" for of in rows), MISSING],
             f"{metric} on dev": [*(_show(of.estimate(DEV)) for of in rows), format_number(value, ".4f")],
             f"{metric} on test": [*(_show(of.estimate(TEST)) for of in rows), MISSING],
             "ms": [*(format_number(of.ms, ".2f") for of in rows), MISSING],
@@ -252,6 +255,15 @@ class Choice:
 def _cost(one: Candidate) -> tuple[float, float]:
     """Returns what is small for a fast candidate; those that were not timed are ordered by their size."""
     return (one.mb if one.ms is None else one.ms), one.mb
+
+
+def _ms(one: Candidate) -> str:
+    return format_number(one.ms, ".2f", " ms")
+
+
+def _points(difference: float, unit: Unit) -> str:
+    """Returns a difference without its sign: `0.4 points`."""
+    return f"{unit.format(difference)[1:]}{unit.word}"
 
 
 def _show(found: Estimate | None) -> str:
