@@ -21,7 +21,7 @@ from distill.edge import bundle_files
 from distill.edge.bundle_files import OpenVinoSession, session
 from distill.edge.text_decoders import WholeTexts
 from distill.export import bundle_benchmark, latency
-from distill.export.bundle_benchmark import MeasuredBundle, measure_bundles
+from distill.export.bundle_benchmark import MeasuredBundle, measure_bundles, measure_joules, read_joules
 from distill.export.latency import BenchmarkSettings, check_threads, count_threads, load_candidate, runtime_of
 from distill.export.quantization import RecipeInput, write_openvino
 from distill.kinds import Classification, MultipleChoice
@@ -255,3 +255,27 @@ def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
     with pytest.raises(UserError, match=f"openvino computes with .* expected {many} as all others"):
         measure_bundles([measured], settings, threads=[1, many])
     assert timed == []
+
+
+class Counting:
+    """Stands for a bundle whose every prediction takes 3 J of the counters of two packages."""
+
+    def __init__(self, counters: list[Path], joules: int = 3) -> None:
+        self.counters, self.joules = counters, joules
+
+    def predict(self, records: list[str]) -> None:
+        counter = self.counters[0]
+        counter.write_text(str(int(counter.read_text()) + self.joules * 1_000_000))
+
+
+def test_joules_of_a_prediction_are_those_of_all_packages(tmp_path: Path) -> None:
+    counters = [tmp_path / f"intel-rapl:{number}" / "energy_uj" for number in range(2)]
+    part = tmp_path / "intel-rapl:0:0" / "energy_uj"  # A part of a package, which is counted there.
+    for counter in (*counters, part):
+        counter.parent.mkdir()
+        counter.write_text("5000000")
+    assert read_joules(tmp_path) == 10
+    assert read_joules(tmp_path / "none") is None
+    bundles: Any = {"three": Counting(counters), "again": Counting(counters, -4)}  # The counter begins anew.
+    assert measure_joules(bundles, ["a", "b"], seconds=0, counters=tmp_path) == {"three": 3.0}
+    assert measure_joules(bundles, ["a"], seconds=0, counters=tmp_path / "none") == {}
