@@ -65,6 +65,7 @@ EXTRA = (
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
 SERVICE_COMMANDS = ("submit", "watch", "fetch", "cancel", "jobs")
 AUTO = "+student=auto"  # Trains several students, and recommends one.
+AUTO_OPTIONS = ("auto.tolerance", "auto.ms", "auto.mb", "auto.minutes")
 # Options of Hydra with a value, and the one that may have a value.
 VALUED = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
@@ -150,9 +151,16 @@ def put_options_first(arguments: "Sequence[str]") -> list[str]:
 
 
 def choose_automatically(arguments: "Sequence[str]") -> list[str]:
-    """Returns the sweep over students that `+student=auto` is, whose options begin with `auto.`."""
+    """Returns the sweep over students that `+student=auto` is, whose options begin with `auto.`.
+
+    Raises:
+        UserError: for an option that it has not.
+    """
     if AUTO not in arguments:
         return list(arguments)
+    for name in (_option_name(argument) for argument in arguments if argument.startswith("auto.")):
+        if name not in AUTO_OPTIONS:
+            raise UserError(f"there is no option {name}{suggest(name, AUTO_OPTIONS)}")
     options = (re.sub(r"^auto\.", "hydra.sweeper.", argument) for argument in arguments if argument != AUTO)
     return ["--multirun", "hydra/sweeper=auto", *options]
 

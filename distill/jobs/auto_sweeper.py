@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from distill.core.console import format_duration, print_line, stages
 from distill.core.errors import Failure, UserError
 from distill.core.files import make_directory
@@ -62,6 +64,12 @@ class AutoSweeper(GridSweeper):
             )
         started, directory = time.monotonic(), Path(str(self.config.hydra.sweep.dir))
         self._given = [argument for argument in arguments if not argument.startswith("+student=")]
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        if swept := [of for of in parser.parse_overrides(self._given) if of.is_sweep_override()]:
+            raise UserError(
+                f"+student=auto tries several students with the same options: give one value in {swept[0].input_line}"
+            )
         given = {argument.partition("=")[0] for argument in self._given}
         self._given += [f"{name}=false" for name in _NOT_NEEDED if name not in given]
         left_out, found = self._plan(), dict[str, Path]()
@@ -112,6 +120,8 @@ class AutoSweeper(GridSweeper):
         for name in sorted(seconds, key=seconds.__getitem__, reverse=True):
             if self.minutes is not None and teacher + sum(seconds.values()) > 60 * self.minutes:
                 left_out[name] = f"its {format_duration(seconds.pop(name))} do not fit into {self.minutes:g} minutes"
+        if not seconds and len(set(left_out.values())) == 1:  # It is no matter of the student.
+            raise UserError(next(iter(left_out.values())))
         for name, reason in left_out.items():
             print_line(f"Left out {name}: {reason}")
         print_line(

@@ -129,9 +129,10 @@ def test_the_page_says_first_that_a_teacher_is_worse_than_tfidf(
     ("options", "message"),
     [
         (("auto.ms=0.01",), "no student meets the limits: the fastest is static with 0.10 ms, and"),
-        (("hydra.sweeper.candidates=[+student=bilstm]",), "no student has a file: see the reasons above"),
+        (("hydra.sweeper.candidates=[+student=bilstm]",), "error: student bilstm is not for this task"),
         (("auto.tolerance=-1",), "got auto.tolerance=-1, expected a number above 0, or null"),
-        (("auto.minute=3",), "minute"),
+        (("auto.minute=3",), "there is no option auto.minute"),
+        (("seed=1,2",), "+student=auto tries several students with the same options: give one value in seed=1,2"),
         (("task=multi",), "+student=auto chooses the student of one task"),
     ],
 )
