@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from distill.records.verdict import MISSING, Results, Unit, format_number
 from distill.training.statistics import Estimate, count_share_examples, estimate
 
 FILE = "choice.json"  # In the directory of a sweep.
-TEACHER, WORDS = "teacher", "tfidf"  # Candidates that are the teacher itself, and learn nothing of it.
+WORDS = "tfidf"  # The candidate that learns nothing of the teacher.
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Choice:
             }
             for of in self.candidates
         ]  # fmt: skip
-        write_json(directory / FILE, {**vars(self), "candidates": candidates})
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        write_json(directory / FILE, content | {"candidates": candidates})
 
     def is_allowed(self, one: Candidate) -> bool:
         """Returns whether a candidate is within the limits; one that was not timed is within that of the time."""
@@ -159,7 +160,7 @@ class Choice:
         if words is not None and words.lead > 0:
             lead = _points(words.lead, words.row.unit)
             yield (
-                f"TF-IDF with logistic regression is {lead} better on dev than the teacher, which has "
+                f"TF-IDF with a linear model is {lead} better on dev than the teacher, which has "
                 "not learned these rows: train it longer, or take another one"
             )
         if chosen is None:
@@ -176,7 +177,7 @@ class Choice:
             shown = [f"{of.name} ({_ms(of)}, {_points(best.gain - of.gain, unit)} behind)" for of in faster]
             yield f"Faster: {', '.join(shown)}"
         if chosen is words:
-            yield "TF-IDF with logistic regression is enough for these rows: no student of the teacher is better"
+            yield "TF-IDF with a linear model is enough for these rows: no student of the teacher is better"
         if (tested := chosen.estimate(TEST)) is not None:
             yield f"Promised: {metric} {_show(tested)} on test, which chose nothing"
         else:

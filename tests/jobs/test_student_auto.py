@@ -120,9 +120,9 @@ def test_the_page_says_first_that_a_teacher_is_worse_than_tfidf(
     files["tfidf", None] = (0.97, 0.05, 1.2e6)
     code, output, _ = command(*AUTO)
     assert code == 0
-    first = "TF-IDF with logistic regression is 0.9 points better on dev than the teacher, which has not learned"
+    first = "TF-IDF with a linear model is 0.9 points better on dev than the teacher, which has not learned"
     assert output.index(first) < output.index("Take tfidf: accuracy 0.9700")
-    assert "TF-IDF with logistic regression is enough for these rows" in output
+    assert "TF-IDF with a linear model is enough for these rows" in output
 
 
 @pytest.mark.parametrize(
