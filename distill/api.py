@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import mask_predict as _mask_predict
     from students import pretrained as _pretrained
     from students import static as _static
+    from students import teacher as _teacher
     from students import tfidf as _tfidf
     from teachers.loaded import Loaded
     from teachers.new import NewModel
@@ -78,6 +79,7 @@ else:
     from distill.builtin.students import mask_predict as _mask_predict
     from distill.builtin.students import pretrained as _pretrained
     from distill.builtin.students import static as _static
+    from distill.builtin.students import teacher as _teacher
     from distill.builtin.students import tfidf as _tfidf
     from distill.builtin.teachers.loaded import Loaded
     from distill.builtin.teachers.new import NewModel
@@ -448,6 +450,11 @@ def _tfidf_student(**options: Any) -> Student:
     return Student("tfidf", partial(_tfidf.from_teacher, **options))
 
 
+def _teacher_student() -> Student:
+    """The teacher itself, which is not trained further."""
+    return Student("teacher", _teacher.from_teacher)
+
+
 def _encoder_decoder_student(
     path: str | Path, *, depth: int | None = None, decoder_depth: int | None = None, trust_remote_code: bool = False
 ) -> Student:
@@ -491,10 +498,10 @@ def _mask_predict_student(
 students = SimpleNamespace(
     albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
     encoder_decoder=_encoder_decoder_student, layers=_layers_student, mask_predict=_mask_predict_student,
-    pretrained=_pretrained_student, static=_static_student, tfidf=_tfidf_student,
+    pretrained=_pretrained_student, static=_static_student, teacher=_teacher_student, tfidf=_tfidf_student,
 )  # fmt: skip
 """The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.encoder_decoder`, `.layers`,
-`.mask_predict`, `.pretrained`, `.static` and `.tfidf`."""
+`.mask_predict`, `.pretrained`, `.static`, `.teacher` and `.tfidf`."""
 
 
 def distill(
