@@ -361,9 +361,7 @@ def _without_optional() -> "Iterator[None]":
 
     with (
         patch.object(imports, "package_available", lambda name: name not in hidden and is_found(name)),
-        patch.object(
-            imports.RequirementCache, "__bool__", lambda self: self.requirement not in hidden and is_met(self)
-        ),
+        patch.object(imports.RequirementCache, "__bool__", is_installed),
         patch.object(utils, "is_scipy_available", lambda: False),
     ):
         yield

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +57,6 @@ from distill.records.schema import read_record
 from distill.records.verdict import MISSING, Results, recommend
 from distill.teachers import preparation as teaching
 from distill.teachers.source import locate
-
-if TYPE_CHECKING:
-    pass
-
 
 SAMPLED = 256  # Records of dev.
 # Columns of texts that predictions.parquet may have, in the forms in which a bundle reads records.

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -40,9 +40,6 @@ from distill.teachers.source import TeacherSource, check_source, locate
 from distill.training import fitting, hyperparameters
 from distill.training.hyperparameters import TrainerSettings, check_budget, check_processes
 from distill.training.module import evaluate_splits
-
-if TYPE_CHECKING:
-    pass
 
 
 def run_distill(config: DictConfig, run: Run) -> None:

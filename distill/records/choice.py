@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -126,15 +126,10 @@ class Choice:
 
     def write(self, directory: Path) -> None:
         """Writes the choice into the directory of its sweep."""
-        candidates = [
-            {
-                "name": of.name, "directory": os.path.relpath(of.directory, directory), "format": of.format,
-                "ms": of.ms, "joules": of.joules,
-            }
-            for of in self.candidates
-        ]  # fmt: skip
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        write_json(directory / FILE, content | {"candidates": candidates})
+        content = asdict(self)
+        for of in content["candidates"]:
+            of["directory"] = os.path.relpath(of["directory"], directory)
+        write_json(directory / FILE, content)
 
     def is_allowed(self, one: Candidate) -> bool:
         """Returns whether a candidate is within the limits; one that was not timed is within that of the time."""
