@@ -3,12 +3,11 @@
 It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from transformers import BertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
@@ -29,6 +28,7 @@ from distill.models.surgery.layers import (
     name_in_whole,
     renumber_layer,
     spread_layers,
+    take_layers,
 )
 from distill.models.surgery.long_texts import Attention, Chunking, ChunkPooling, LongTexts
 
@@ -47,8 +47,6 @@ _BERT_TO_DISTILBERT = (
     ("cls.predictions.decoder.", "vocab_projector."),
 )
 DISTILBERT_EPS = 1e-12  # Of every LayerNorm. The configuration of a DistilBERT has no other.
-# Lists in configurations with one entry for each layer.
-_PER_LAYER = ("layer_types", "attention_layers", "mlp_layer_types", "attention_window", "layer_heads", "layer_ffn")
 
 
 def from_teacher(
@@ -308,32 +306,11 @@ def _create_same_class(
     teacher: PreTrainedModel, teacher_layers: Sequence[int], decoder_layers: Sequence[int] | None
 ) -> PreTrainedModel:
     """Returns a model of the teacher's class with fewer layers and random weights."""
-    config = copy.deepcopy(teacher.config)
-    _set_depth(config, len(teacher_layers))
-    for name in _PER_LAYER:
-        values = getattr(teacher.config, name, None)
-        # That of a Mamba or a Jamba follows from the number of layers.
-        if isinstance(values, list | tuple) and not isinstance(getattr(type(config), name, None), property):
-            setattr(config, name, [values[index] for index in teacher_layers])
-    if getattr(config, "attention_types", None):  # GPT-Neo's, from which its list for each layer is made.
-        config.attention_types = [[[kind], 1] for kind in config.attention_layers]
+    config = take_layers(teacher.config, teacher_layers)
     if decoder_layers is not None and (option := decoder_layers_option(config)) is not None:
         setattr(config, option, len(decoder_layers))
     student: PreTrainedModel = type(teacher)(config)
     return student
-
-
-def _set_depth(config: PreTrainedConfig, depth: int) -> None:
-    """Sets the number of layers of an encoder; raises UserError for a family without such an entry."""
-    try:
-        config.num_hidden_layers = depth
-    except NotImplementedError:  # Of a ProphetNet, which has another name, and of a Funnel, which has blocks.
-        if not hasattr(config, "num_encoder_layers"):
-            raise UserError(
-                f"the configuration of a model of type {config.model_type} has no number of layers, which a distilbert "
-                "student would lower: take +student=bilstm"
-            ) from None
-        config.num_encoder_layers = depth
 
 
 def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, chosen: Mapping[str, Sequence[int]]) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from transformers import DistilBertConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
 from distill.chain.task_run import TaskRun
@@ -435,15 +435,10 @@ def create_schedule(
     """Returns the schedule that ends with the sizes of the student `last`, and the student that it begins with.
 
     Raises:
-        UserError: for a student that is not pruned in steps, because it is no DistilBERT or loses nothing.
+        UserError: for a student that is not pruned in steps, because its layers are not cut or it loses nothing.
     """
     everything = {"layers": list(range(teacher.config.num_hidden_layers)), "depth": None, "heads": None, "ffn": None}
     whole = Student(student.name, partial(student.build, **everything)).make(teacher, task, data)
-    if not isinstance(whole.config, DistilBertConfig):
-        raise UserError(
-            "student.prune=iterative is for a DistilBERT, and the student of this teacher is a "
-            f"{type(whole).__name__}: leave it out, or take a BERT as teacher"
-        )
     sizes, whole_sizes = Sizes.of(last), Sizes.of(whole)
     if sizes == whole_sizes:
         raise UserError("student.prune=iterative removes nothing: give student.heads, student.ffn or fewer layers")

@@ -17,13 +17,14 @@ from distill.edge.decoder import TARGET
 from distill.edge.text_decoders import open_model
 from distill.export.onnx import export_model
 from distill.models.architectures import modeling_local
+from distill.models.architectures.modeling_narrow import family_of
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
 
 # Every `model_type` whose files equal torch at every length, as tests of parity show.
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
-    "distill_cnn", "distill_feature_bilstm", "distill_mask_predict", "distill_narrow_distilbert",
-    "distill_shared_albert", "distill_static", "distill_tfidf",
+    "distill_cnn", "distill_feature_bilstm", "distill_mask_predict", "distill_shared_albert", "distill_static",
+    "distill_tfidf",
     "bart", "electra", "gpt2", "gpt_neox", "llama", "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "t5",
     "xlm-roberta",
     *(config.model_type for config in modeling_local.CONFIGS.values()),
@@ -43,7 +44,9 @@ def rehearse_export(
         generates: whether it writes text.
     """
     # The head for classes of a BART picks tokens by their values.
-    if model.config.model_type in KNOWN and (generates or not model.config.is_encoder_decoder):
+    if (family_of(model.config) or model.config.model_type) in KNOWN and (
+        generates or not model.config.is_encoder_decoder
+    ):
         return
     kind = f"student {name} ({type(model).__name__})"
     print_line(

@@ -14,7 +14,7 @@ from distill.core.errors import UserError
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.architectures.modeling_chunked import ChunkedPreTrainedModel
-from distill.models.forward import NAME, attention_width, fills_targets, has_plain_scores, try_model
+from distill.models.forward import NAME, attention_width, count_heads, fills_targets, has_plain_scores, try_model
 from distill.models.surgery.layers import count_decoder_layers, position_tables, read_positions, reserved_rows
 from distill.models.surgery.long_texts import attends_locally
 from distill.models.vectors import vector_width
@@ -143,7 +143,7 @@ def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
 
 def _has_all_vectors(model: PreTrainedModel, vectors: Mapping[int, AttentionVectors]) -> bool:
     """Returns whether a sample of four tokens gave the queries, keys and values of every layer."""
-    heads = model.config.num_attention_heads
+    heads = count_heads(model.config)
     shapes = {tensor.shape for layer in vectors.values() for tensor in layer}
     return len(vectors) == model.config.num_hidden_layers and {tuple(shape[:3]) for shape in shapes} == {(1, heads, 4)}
 
@@ -191,7 +191,7 @@ def check_data(objective: Objective, task: Task, examples: Examples) -> None:
 def encoder_size(model: PreTrainedModel) -> EncoderSize:
     """Returns the size of a model's encoder."""
     width = attention_width(model)
-    heads = None if width is None else model.config.num_attention_heads
+    heads = None if width is None else count_heads(model.config)
     return EncoderSize(
         model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width,
         decoder_layers=count_decoder_layers(model.config), vector=vector_width(model.config),

@@ -59,6 +59,11 @@ def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.L
     return found
 
 
+def count_heads(config: PreTrainedConfig) -> int:
+    """Returns the number of heads of a layer, of a narrow model that of the layer that has most."""
+    return int(max(getattr(config, "layer_heads", None) or [config.num_attention_heads]))
+
+
 def attention_width(model: PreTrainedModel) -> int | None:
     """Returns the width of the queries of all heads; None for a model whose layers have none, or different ones."""
     widths = {linear[0].out_features // (3 if len(linear) == 1 else 1) for _, linear in find_projections(model)}
@@ -87,7 +92,7 @@ def record_attention(
             handles.append(module.register_forward_pre_hook(recorder.begin(None if is_shared else layer)))
             handles += [projection.register_forward_hook(recorder.record) for projection in linear]
     try:
-        yield lambda: recorder.vectors(int(model.config.num_attention_heads)) if found else {}
+        yield lambda: recorder.vectors(count_heads(model.config)) if found else {}
     finally:
         for handle in handles:
             handle.remove()

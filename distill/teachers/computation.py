@@ -62,7 +62,7 @@ from distill.models.architectures.modeling_bilstm import (
 )
 from distill.models.forward import count_outputs, model_class, run_encoder, to_device
 from distill.models.loading import Start
-from distill.models.surgery.layers import Importance, head_size, list_parts
+from distill.models.surgery.layers import Importance, Sizes, list_readers
 from distill.teachers.output_cache import (
     Cached,
     Draws,
@@ -548,7 +548,6 @@ class FeaturedExamples(Dataset[dict[str, Tensor]]):
 
 
 BATCHES = 200  # Of train, at most.
-_GATED = ("attention.dense", "ffn_output")  # The modules that read the heads and the inner neurons.
 
 
 def measure_importance(
@@ -565,12 +564,9 @@ def measure_importance(
         loader: yields lists of batches, of which the first `batches` are read.
 
     Raises:
-        UserError: for a model whose layers are of another layout than BERT's.
+        UserError: for a model of a family whose layers are not cut.
     """
-    parts, width = list_parts(model), head_size(model)
-    if not parts:
-        raise UserError(f"a {type(model).__name__} has no layers of BERT's layout, whose heads could be ranked")
-    modules = [part[name] for part in parts for name in _GATED]
+    heads, modules = Sizes.of(model).heads, list_readers(model)
     sums = [torch.zeros(0)] * len(modules)
     was_training = model.training
     model.eval()
@@ -580,13 +576,13 @@ def measure_importance(
             states = [inputs[module] for module in modules]
             for place, (state, gradient) in enumerate(zip(states, torch.autograd.grad(loss, states), strict=True)):
                 effects = (state.detach() * gradient).float().sum(dim=1)  # [B, A * D] or [B, F]
-                if place % len(_GATED) == 0:
-                    effects = effects.unflatten(1, (-1, width)).sum(dim=2)  # [B, A]
+                if place % 2 == 0:
+                    effects = effects.unflatten(1, (heads[place // 2], -1)).sum(dim=2)  # [B, A]
                 found = effects.abs().sum(dim=0).cpu() * len(effects)  # The loss is a mean over the batch.
                 sums[place] = sums[place] + found if len(sums[place]) else found
     model.train(was_training)
     normalized = [of / of.norm().clamp_min(torch.finfo(of.dtype).tiny) for of in sums]
-    return Importance(normalized[:: len(_GATED)], normalized[1 :: len(_GATED)])
+    return Importance(normalized[::2], normalized[1::2])
 
 
 def labelled_loader(examples: Examples | Stream, **batches: Any) -> Loader:

@@ -16,13 +16,10 @@ from transformers import (
 
 from distill.core.errors import UserError
 from distill.models import compatibility
-from distill.models.architectures.modeling_narrow import (
-    NarrowDistilBertConfig,
-    NarrowDistilBertForSequenceClassification,
-)
+from distill.models.architectures import modeling_narrow
 from distill.models.forward import NAME, run_model
 from distill.models.surgery.initialization import Origins
-from distill.models.surgery.layers import Importance, Sizes, narrow, share_out, take_strongest
+from distill.models.surgery.layers import Importance, Sizes, list_readers, narrow, share_out, take_strongest
 from tests.students.test_albert import BATCH, assert_close, count, logits, states, toy
 
 ALL = [0, 1, 2, 3]
@@ -45,8 +42,9 @@ def test_a_narrow_model_with_every_head_and_neuron_is_a_distilbert(bert: PreTrai
     reference = from_teacher(bert, layers=ALL)
     sizes = Sizes.of(reference)
     assert (sizes.heads, sizes.neurons) == ([4] * 4, [48] * 4)
-    config = reference.config.to_diff_dict() | {"model_type": None}
-    model = NarrowDistilBertForSequenceClassification(NarrowDistilBertConfig(**config))
+    config = {name: value for name, value in reference.config.to_diff_dict().items() if name != "model_type"}
+    own_config = modeling_narrow.derive_family("distilbert")
+    model = AutoModelForSequenceClassification.from_config(own_config(**config))
     model.load_state_dict(reference.state_dict())
     for one in (model, reference):
         one.set_attn_implementation("eager")
@@ -90,10 +88,9 @@ def test_a_removed_head_or_neuron_is_one_whose_output_is_zero(
     for layer, (heads, neurons) in zip(masked.distilbert.transformer.layer, [(1, 5), (3, 48)], strict=True):
         layer.attention.out_lin.weight[:, : 32 - 8 * heads] = 0
         layer.ffn.lin2.weight[:, : 48 - neurons] = 0
-    assert isinstance(student, NarrowDistilBertForSequenceClassification)
+    assert type(student).__name__ == "NarrowDistilBertForSequenceClassification"
     assert_close(states(student), states(masked), tolerance=1e-5)
     assert_close(logits(student), logits(masked), tolerance=1e-5)
-    assert student.config.num_attention_heads == 3
     assert (student.config.layer_heads, student.config.layer_ffn) == ([1, 3], [5, 48])
 
 
@@ -142,7 +139,7 @@ def test_a_table_of_this_rank_is_factorized_exactly(bert: PreTrainedModel) -> No
 def test_the_table_is_the_best_of_its_rank(bert: PreTrainedModel) -> None:
     student = from_teacher(bert, embedding_dim=10)
     embeddings = student.distilbert.embeddings
-    product = embeddings.word_embeddings.weight @ embeddings.word_projection.weight.T
+    product = embeddings.word_embeddings.weight @ embeddings.word_embeddings.projection.weight.T
     table = bert.get_input_embeddings().weight
     least = torch.linalg.svdvals(table)[10:].square().sum()
     assert_close((product - table).square().sum(), least, tolerance=1e-4)
@@ -155,7 +152,9 @@ def test_inherited_names_the_teachers_tensors(bert: PreTrainedModel) -> None:
     assert set(inherited) == {name for name, _ in student.named_parameters()}
     layer = "distilbert.transformer.layer.1"
     assert inherited[f"{layer}.attention.q_lin.weight"] == "bert.encoder.layer.3.attention.self.query.weight"
-    assert inherited["distilbert.embeddings.word_projection.weight"] == "bert.embeddings.word_embeddings.weight"
+    assert (
+        inherited["distilbert.embeddings.word_embeddings.projection.weight"] == "bert.embeddings.word_embeddings.weight"
+    )
     assert from_teacher(bert, heads=2, embedding_dim=5, init="random").inherited == {}
 
 
@@ -165,7 +164,7 @@ def test_a_narrow_model_loads_with_its_code_and_can_teach(bert: PreTrainedModel,
     assert (tmp_path / "modeling_narrow.py").is_file()
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True)
     assert_close(logits(loaded), logits(student), tolerance=1e-6)
-    own = NarrowDistilBertForSequenceClassification.from_pretrained(tmp_path)
+    own: Any = type(student).from_pretrained(tmp_path)
     shorter = from_teacher(own, layers=[1])
     assert (shorter.config.layer_heads, shorter.config.layer_ffn) == ([3], [9])
 
@@ -222,9 +221,69 @@ def test_embeddings_that_a_language_model_predicts_with_are_not_cut() -> None:
         from_teacher(toy(head="ForMaskedLM"), embedding_dim=4)
 
 
-def test_heads_of_other_families_are_not_cut() -> None:
-    with pytest.raises(UserError, match="make a DistilBERT narrower, and the student of this teacher is a RobertaFor"):
-        from_teacher(toy("Roberta"), heads=2)
-    sizes = {"global_attn_every_n_layers": 2, "local_attention": 4}
-    with pytest.raises(UserError, match="cut the layers of BERT, DistilBERT, .*, and this is a ModernBertFor"):
-        from_teacher(toy("ModernBert", **sizes), ffn=2)
+def test_layers_of_other_families_are_not_cut() -> None:
+    with pytest.raises(UserError, match="cut the layers of BERT, DistilBERT, .*, and this is a DebertaForSeq"):
+        from_teacher(toy("Deberta"), ffn=2)
+    with pytest.raises(UserError, match="factorizes a plain table, and a Gemma"):
+        from_teacher(toy("Gemma", num_key_value_heads=2, head_dim=8), embedding_dim=2)
+
+
+# Other families
+
+POSITIONS = {"relative_attention": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p"]}
+GROUPS = {"num_key_value_heads": 2, "head_dim": 16, "num_attention_heads": 4}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Bert": {"layer_norm_eps": 1e-6}, "Roberta": {}, "XLMRoberta": {"max_position_embeddings": 24}, "Camembert": {},
+    "Electra": {}, "MPNet": {"max_position_embeddings": 24}, "DebertaV2": POSITIONS | {"share_att_key": False},
+    "ModernBert": {"global_attn_every_n_layers": 2, "local_attention": 4}, "Llama": GROUPS, "Qwen3": GROUPS,
+    "EuroBert": GROUPS, "Gemma": GROUPS, "Mistral": GROUPS, "Qwen2": {"num_key_value_heads": 2},
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_of_each_family_computes_what_is_left_of_it(
+    family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher = toy(family, **FAMILIES[family])
+    whole = Sizes.of(teacher)
+    rank = None if family == "Gemma" else teacher.get_input_embeddings().weight.shape[1] - 1
+    if rank is not None:  # So that the factors are the table.
+        table = teacher.get_input_embeddings().weight
+        table[:, -1] = table[:, 0]
+    origins = Origins(
+        tokenizer,
+        importance=lambda: Importance(
+            [torch.arange(float(number)) for number in whole.heads], [torch.arange(float(n)) for n in whole.neurons]
+        ),
+    )
+    sizes = {"heads": [whole.heads[0], 1], "ffn": [5, whole.neurons[0]]}
+    student = from_teacher(teacher, layers=[0, 2], **sizes, embedding_dim=rank, origins=origins)
+    masked = from_teacher(teacher, layers=[0, 2])
+    readers = list_readers(masked)
+    for reader, total, kept in zip(
+        readers, [*(whole.heads[0], whole.neurons[0])] * 2, [whole.heads[0], 5, 1, whole.neurons[0]], strict=True
+    ):
+        reader.weight[:, : reader.in_features - reader.in_features // total * kept] = 0
+    assert type(student).__name__ == f"Narrow{type(masked).__name__}"
+    assert_close(logits(student), logits(masked), tolerance=1e-4)
+    assert set(student.inherited) == {name for name, _ in student.named_parameters()}  # type: ignore[arg-type]
+    student.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True)
+    assert_close(logits(loaded), logits(student), tolerance=1e-6)
+    again = from_teacher(loaded, layers=[0, 1], heads=1, ffn=4)
+    assert Sizes.of(again) == Sizes([1, 1], [4, 4])
+
+
+def test_heads_with_scores_from_outside_keep_their_order(tokenizer: PreTrainedTokenizerBase) -> None:
+    teacher = toy("MPNet", **FAMILIES["MPNet"])
+    student = from_teacher(teacher, layers=ALL, ffn=48 - 1, origins=reversed_importance(tokenizer))
+    masked = from_teacher(teacher, layers=ALL)
+    for reader in list_readers(masked)[1::2]:
+        reader.weight.data[:, 0] = 0
+    assert_close(logits(student), logits(masked), tolerance=1e-4)
+
+
+def test_a_decoder_with_a_width_of_its_heads_stays_of_its_class() -> None:
+    student = from_teacher(toy("Qwen3", **GROUPS), heads=1, ffn=8)
+    assert (type(student).__name__, student.config.num_attention_heads) == ("Qwen3ForSequenceClassification", 2)

@@ -7,7 +7,7 @@ import importlib
 import json
 from pathlib import Path
 
-# Module of each type. Those of `modeling_local` begin with LOCAL, because there is one for each family.
+# Module of each type. Those of `modeling_local` and `modeling_narrow` begin with LOCAL and NARROW: each has several.
 MODULES = {
     "distill_bilm": "modeling_bilm",
     "distill_bilstm": "modeling_bilstm",
@@ -15,12 +15,11 @@ MODULES = {
     "distill_cnn": "modeling_cnn",
     "distill_feature_bilstm": "modeling_bilstm",
     "distill_mask_predict": "modeling_mask_predict",
-    "distill_narrow_distilbert": "modeling_narrow",
     "distill_shared_albert": "modeling_shared_albert",
     "distill_static": "modeling_static",
     "distill_tfidf": "modeling_tfidf",
 }
-LOCAL = "distill_local_"
+LOCAL, NARROW = "distill_local_", "distill_narrow_"
 
 
 def register_architecture(directory: Path) -> None:
@@ -29,6 +28,9 @@ def register_architecture(directory: Path) -> None:
         kind = str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
         return  # The loading that follows has the message.
-    module = "modeling_local" if kind.startswith(LOCAL) else MODULES.get(kind)
+    several = {LOCAL: "modeling_local", NARROW: "modeling_narrow"}
+    module = next((name for prefix, name in several.items() if kind.startswith(prefix)), MODULES.get(kind))
     if module is not None:
-        importlib.import_module(f"distill.models.architectures.{module}")
+        imported = importlib.import_module(f"distill.models.architectures.{module}")
+        if kind.startswith(NARROW):
+            imported.register_type(kind)

@@ -505,8 +505,9 @@ class CutVocabulary:
         number, kept = {old: new for new, old in enumerate(self.kept)}, torch.tensor(self.kept)
         embedding = smaller.get_input_embeddings()
         padding = None if embedding.padding_idx is None else number[embedding.padding_idx]
-        rows = embedding.weight[kept].clone()
-        smaller.set_input_embeddings(nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding))
+        # In the module that is there, which may scale the embeddings or project them.
+        embedding.weight = nn.Parameter(embedding.weight[kept].clone())
+        embedding.num_embeddings, embedding.padding_idx = len(kept), padding
         if hasattr(smaller, "select_pieces"):  # Of a model that has more of a piece than its embedding.
             smaller.select_pieces(kept)
         smaller.config.vocab_size = len(kept)

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,16 @@ from transformers import AlbertConfig, DistilBertConfig, PreTrainedConfig, PreTr
 
 from distill.core.errors import UserError
 from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
-from distill.models.architectures.modeling_narrow import NarrowDistilBertConfig
+from distill.models.architectures.modeling_narrow import (
+    ARCHITECTURES,
+    Axis,
+    count_whole,
+    derive_family,
+    family_of,
+    find_writers,
+    is_narrow,
+    read_sizes,
+)
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig, group_of
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
@@ -180,6 +189,38 @@ def list_parts(model: PreTrainedModel) -> list[Parts]:
     return []
 
 
+# Lists in configurations with one entry for each layer.
+_PER_LAYER = (
+    "layer_types", "attention_layers", "mlp_layer_types", "attention_window", "layer_heads", "layer_ffn", "kept_heads",
+)  # fmt: skip
+
+
+def take_layers(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """Returns the configuration of a model with some of the layers of an encoder, in this order.
+
+    Raises:
+        UserError: for a family whose configuration has no number of layers.
+    """
+    taken = copy.deepcopy(config)
+    try:
+        taken.num_hidden_layers = len(layers)
+    except NotImplementedError:  # Of a ProphetNet, which has another name, and of a Funnel, which has blocks.
+        if not hasattr(config, "num_encoder_layers"):
+            raise UserError(
+                f"the configuration of a model of type {config.model_type} has no number of layers, which a distilbert "
+                "student would lower: take +student=bilstm"
+            ) from None
+        taken.num_encoder_layers = len(layers)
+    for name in _PER_LAYER:
+        values = getattr(config, name, None)
+        # That of a Mamba or a Jamba follows from the number of layers.
+        if isinstance(values, list | tuple) and not isinstance(getattr(type(config), name, None), property):
+            setattr(taken, name, [values[index] for index in layers])
+    if getattr(taken, "attention_types", None):  # GPT-Neo's, from which its list for each layer is made.
+        taken.attention_types = [[[kind], 1] for kind in taken.attention_layers]
+    return taken
+
+
 def encoder_below_features(teacher: PreTrainedModel) -> PreTrainedModel:
     """Returns the encoder of a BiLSTM on features, with a new head of its own family; another teacher is returned."""
     return teacher.to_transformer() if isinstance(teacher, FeatureBilstmPreTrainedModel) else teacher
@@ -206,11 +247,8 @@ def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
     return names == {f"{module}.{kind}" for module in layout for kind in ("weight", "bias")}
 
 
-# Modules of a layer whose outputs are of heads or of inner neurons, and those that read these.
-_GIVE = {"attention.query": "heads", "attention.key": "heads", "attention.value": "heads", "ffn": "neurons"}
-_READ = {"attention.dense": "heads", "ffn_output": "neurons"}
 # Of a configuration, and not of the sizes of its model.
-_OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "layer_heads", "layer_ffn")
+_OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", "dtype")
 
 
 @dataclass(frozen=True)
@@ -244,19 +282,27 @@ class Sizes:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Sizes":
-        """Returns the sizes of a model.
+        """Returns the sizes of a model, whose heads are groups where several share their keys.
 
         Raises:
-            UserError: for a model whose layers are of another layout than BERT's.
+            UserError: for a model of another family than those of ARCHITECTURES, and for heads that do not divide the
+                width of the layers.
         """
-        parts, width = list_parts(model), head_size(model)
-        if not parts:
+        if family_of(model.config) is None:
             raise UserError(
-                "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
-                f"MPNet, and this is a {type(model).__name__}: leave them out, or take another teacher"
+                "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA, "
+                "MPNet, DeBERTa-v3, ModernBERT, EuroBERT, Llama, Mistral, Gemma and Qwen, and this is a "
+                f"{type(model).__name__}: leave them out, or take another teacher"
             )
-        heads = [of["attention.query"].out_features // width for of in parts]
-        return cls(heads, [of["ffn"].out_features for of in parts])
+        head_size(model)
+        return cls(*map(list, read_sizes(model.config)))
+
+
+def list_readers(model: PreTrainedModel) -> list[nn.Linear]:
+    """Returns the linear layers that read the heads and the inner neurons of each layer, one after the other."""
+    family = ARCHITECTURES[family_of(model.config) or ""]
+    names = (family.heads.reader, family.neurons.reader)
+    return [layer.get_submodule(name) for layer in list_layers(model) for name in names]  # type: ignore[misc]
 
 
 def head_size(model: PreTrainedModel) -> int:
@@ -266,8 +312,9 @@ def head_size(model: PreTrainedModel) -> int:
         UserError: for heads that do not divide the width of the layers.
     """
     config = model.config
-    heads = int(config.n_heads if isinstance(config, DistilBertConfig) else config.num_attention_heads)
-    width = int(config.hidden_size)
+    heads, width = int(config.num_attention_heads), int(config.hidden_size)
+    if getattr(config, "head_dim", None) is not None:
+        return int(config.head_dim)
     if width % heads:
         raise UserError(
             f"a {type(model).__name__} has {heads} heads, which do not divide the width {width} of its layers: its "
@@ -317,57 +364,67 @@ def narrow(
         layers: the indices of the kept layers; None for all.
         embedding_dim: width E of the embeddings of words, whose table `[V, H]` becomes the product of two factors
             `[V, E]` and `[E, H]`, its truncated singular value decomposition; None leaves the table as it is.
-
-    Raises:
-        UserError: for heads or embeddings of a model that is no DistilBERT.
     """
     kept = list(range(model.config.num_hidden_layers)) if layers is None else list(layers)
-    student = _create(model, [len(of) for of in heads], [len(of) for of in neurons], embedding_dim)
-    copies, chosen, parts = Copies(model, student), {find_layer_prefix(model): kept}, list_parts(model)
+    family = ARCHITECTURES[family_of(model.config) or ""]
+    if family.biased:  # All heads in their own order, as the scores that are added to them.
+        heads = [sorted(of) for of in heads]
+    student = _create(model, kept, heads, [len(of) for of in neurons], embedding_dim)
+    copies, chosen = Copies(model, student), {find_layer_prefix(model): kept}
     copies.copy_equal(lambda name: renumber_layer(name, chosen))
-    size = head_size(model)
-    for own, index, of_heads, of_neurons in zip(list_parts(student), kept, heads, neurons, strict=True):
-        rows = (torch.tensor(list(of_heads)).unsqueeze(1) * size + torch.arange(size)).flatten()
-        units, source = {"heads": rows, "neurons": torch.tensor(list(of_neurons))}, parts[index]
-        for name, unit in _GIVE.items():
-            copies.copy(own[name].weight, source[name].weight, source[name].weight[units[unit]])
-            copies.copy(own[name].bias, source[name].bias, source[name].bias[units[unit]])
-        for name, unit in _READ.items():
-            copies.copy(own[name].weight, source[name].weight, source[name].weight[:, units[unit]])
+    whole, sources = Sizes.of(model), list_layers(model)
+    for own, index, of_heads, of_neurons in zip(list_layers(student), kept, heads, neurons, strict=True):
+        cuts = (family.heads, of_heads, whole.heads), (family.neurons, of_neurons, whole.neurons)
+        for axis, units, totals in cuts:
+            _copy_units(copies, own, sources[index], axis, torch.tensor(list(units)), total=totals[index])
     if embedding_dim is not None:
-        table, embeddings = model.get_input_embeddings().weight, student.base_model.embeddings
+        table, factors = model.get_input_embeddings().weight, student.get_input_embeddings()
         rows = table.double()
         _, directions = torch.linalg.eigh(rows.T @ rows)  # The right singular vectors in ascending order.
         directions = directions[:, -embedding_dim:]  # [H, E]
-        copies.copy(embeddings.word_embeddings.weight, table, rows @ directions)
-        copies.copy(embeddings.word_projection.weight, table, directions)
+        copies.copy(factors.weight, table, rows @ directions)
+        copies.copy(factors.projection.weight, table, directions)
     pass_on(model, student, copies.names)
     return student.float().train(model.training)
 
 
-def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedding_dim: int | None) -> PreTrainedModel:
-    """Returns the student with random weights."""
-    config = model.config
-    has_own_heads = heads == [config.hidden_size // head_size(model)] * len(heads)
-    is_narrow = isinstance(config, NarrowDistilBertConfig)
-    if not is_narrow and has_own_heads and len(set(neurons)) == 1 and embedding_dim is None:
-        config = copy.deepcopy(config)
-        config.num_hidden_layers = len(heads)
+def _copy_units(copies: Copies, own: nn.Module, source: nn.Module, axis: Axis, units: Tensor, *, total: int) -> None:
+    """Copies what a layer has of some of the `total` heads or inner neurons of another one."""
+    for target, writer in zip(find_writers(own, axis), find_writers(source, axis), strict=True):
+        targets = dict(target.named_parameters())
+        for name, tensor in writer.named_parameters():
+            rows = tensor.unflatten(0, (axis.stacked, total, -1))[:, units].flatten(0, 2)
+            copies.copy(targets[name], tensor, rows)
+    kept, whole = (cast(nn.Linear, layer.get_submodule(axis.reader)).weight for layer in (own, source))
+    copies.copy(kept, whole, whole.unflatten(1, (total, -1))[:, units].flatten(1))
+
+
+def _create(
+    model: PreTrainedModel, layers: Sequence[int], heads: Sequence[Sequence[int]], neurons: list[int],
+    embedding_dim: int | None,
+) -> PreTrainedModel:  # fmt: skip
+    """Returns the student with random weights, of its family's own class if a configuration of it has its sizes."""
+    config, name = take_layers(model.config, layers), family_of(model.config)
+    assert name is not None  # As Sizes.of says.
+    counts, (whole, _) = [len(of) for of in heads], count_whole(config)
+    has_width = getattr(config, "head_dim", None) is not None  # Which need not be a share of the layers' width.
+    is_even = len(set(neurons)) == len(set(counts)) == 1 and (has_width or counts[0] == whole)
+    if is_even and embedding_dim is None and not is_narrow(config):
+        if counts[0] != whole:
+            config.num_attention_heads = config.num_attention_heads // whole * counts[0]
+            config.num_key_value_heads = counts[0]
         setattr(config, "hidden_dim" if isinstance(config, DistilBertConfig) else "intermediate_size", neurons[0])
         return type(model)(config)
-    if not isinstance(config, DistilBertConfig):
-        raise UserError(
-            "student.heads, student.embedding_dim and a student.ffn for each layer make a DistilBERT narrower, and the "
-            f"student of this teacher is a {type(model).__name__}: take a BERT with layer_norm_eps 1e-12 as teacher, "
-            "or student.ffn alone, one number"
-        )
+    narrow_config = derive_family(name)
     values = {name: value for name, value in config.to_dict().items() if name not in _OF_CLASS}
-    values |= {"n_layers": len(heads), "layer_heads": heads, "layer_ffn": neurons}
-    if embedding_dim is not None:
-        values["embedding_size"] = embedding_dim
-    create = model_class(auto_class_of(model), NarrowDistilBertConfig)
-    assert create is not None  # Each head of a DistilBERT has its narrow form.
-    return create(NarrowDistilBertConfig(**values))
+    values |= {"layer_heads": counts, "layer_ffn": neurons, "word_width": embedding_dim or values.get("word_width")}
+    if ARCHITECTURES[name].biased:
+        before = getattr(config, "kept_heads", None) or [list(range(whole))] * len(counts)
+        values["kept_heads"] = [[old[index] for index in of] for old, of in zip(before, heads, strict=True)]
+    create = model_class(auto_class_of(model), narrow_config)
+    if create is None:
+        raise UserError(f"no narrow model has the head of a {type(model).__name__}: leave out student.heads")
+    return create(narrow_config(**values))
 
 
 def is_whole(value: object, least: int = 1, most: int | None = None) -> bool:
@@ -484,11 +541,17 @@ def _choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequen
 
 def _check_rank(student: PreTrainedModel, embedding_dim: int) -> None:
     """Raises UserError for a width of embeddings that a student cannot have."""
-    width = int(student.config.hidden_size)
+    table = student.get_input_embeddings()
+    if type(table) is not nn.Embedding:
+        raise UserError(
+            f"student.embedding_dim factorizes a plain table, and a {type(student).__name__} has a "
+            f"{type(table).__name__}: leave it out"
+        )
+    width = table.embedding_dim
     if not is_whole(embedding_dim, 1, width - 1):
         raise UserError(
             f"got student.embedding_dim={embedding_dim}, expected a whole number from 1 to {width - 1}, below the "
-            f"width {width} of the layers: leave it out for embeddings of this width"
+            f"width {width} of the embeddings: leave it out for embeddings of this width"
         )
     if student.get_output_embeddings() is not None:
         raise UserError(
