@@ -126,7 +126,7 @@ class NarrowModel(PreTrainedModel):
         self.post_init()
 
 
-def _cut(model: Any, config: Any) -> None:
+def _cut(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Replaces the linear layers by smaller ones with random weights."""
     family = ARCHITECTURES[family_of(config) or ""]
     whole = count_whole(config)
@@ -156,7 +156,7 @@ def is_narrow(config: PreTrainedConfig) -> bool:
     return bool(config.model_type.startswith(PREFIX))
 
 
-def read_sizes(config: Any) -> tuple[Sequence[int], Sequence[int]]:
+def read_sizes(config: PreTrainedConfig) -> tuple[Sequence[int], Sequence[int]]:
     """Returns the numbers of heads, or of groups of them, and of inner neurons of each layer."""
     own = [getattr(config, name, None) for name in ("layer_heads", "layer_ffn")]
     heads, neurons = (
