@@ -1,11 +1,13 @@
-"""Share of the processor's best matrix product that a training step reaches, optimizer included.
+"""Share of the best matrix product of a processor or a GPU that a training step reaches, optimizer included.
 
-    python benchmarks/training_step.py [--length 128 --batch 32 --rounds 3]
+    python benchmarks/training_step.py [--lengths 128 --batch 32 --rounds 3]
+    python benchmarks/training_step.py --students distilbert --lengths 128,512 --batch 64 --ways plain,plain_compiled,distill,compiled,teacher  # on a GPU
 
-The variants take turns: plain Hugging Face under bf16 autocast, this project's step, this step with torch's own dropout
-and attention, with only one of the two replaced, and compiled. The shapes are those of a half-depth MiniLM (3 layers of
-384) and of DistilBERT (6 layers of 768). Dropout is BERT's 0.1.
-"""
+The variants take turns: plain Hugging Face under bf16 autocast, and compiled; this project's step, this step with
+torch's own dropout and attention, with only one of the two replaced (on a processor), and compiled; and the pass of a
+teacher with twice the layers in bf16. The shapes are those of a half-depth MiniLM (3 layers of 384) and of DistilBERT
+(6 layers of 768). Dropout is BERT's 0.1.
+"""  # noqa: E501
 
 import argparse
 import statistics
@@ -39,7 +41,7 @@ from distill.training import processes
 from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
 
-SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
+SHAPES = {"minilm": (3, 384, 12), "distilbert": (6, 768, 12), "tiny": (1, 32, 2)}
 VARIANTS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
 
 
@@ -53,8 +55,10 @@ def build_student(layers: int, width: int, heads: int) -> PreTrainedModel:
 def apply_variant(student: PreTrainedModel, variant: str) -> Iterator[None]:
     """Context manager that compiles the student or replaces its dropout and attention, as the variant requires."""
     with ExitStack() as stack:
-        if variant == "compiled":
+        if variant in ("compiled", "plain_compiled"):
             student.compile(dynamic=True)
+        elif student.device.type != "cpu":
+            pass  # The kernels are for processors.
         elif variant == "attention alone":
             stack.enter_context(mock.patch.object(cpu_kernels, "_forward_dropout", nn.Dropout.forward))
             stack.enter_context(cpu_kernels.use_cpu_kernels(student))
@@ -68,14 +72,18 @@ def apply_variant(student: PreTrainedModel, variant: str) -> Iterator[None]:
 
 
 def make_step(
-    student: PreTrainedModel, batch: dict[str, Tensor], teacher_logits: Tensor, *, plain: bool
-) -> Callable[[], None]:
+    student: PreTrainedModel, batch: dict[str, Tensor], teacher_logits: Tensor, variant: str
+) -> Callable[[], object]:
     """Returns a function that runs one optimizer step on the batch, in plain Hugging Face or in distill."""
-    if plain:
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    device = student.device.type
+    if variant == "teacher":
+        teacher = student.eval().to(torch.bfloat16 if has_bf16() else torch.float32)
+        return torch.inference_mode()(lambda: teacher(**inputs))
+    if variant.startswith("plain"):
         return make_training_step(
             lambda: soft_and_hard_loss(student(**inputs).logits.float(), teacher_logits, batch["labels"], 2.0),
-            student.parameters(), torch.optim.AdamW(student.parameters(), lr=1e-5), "cpu",
+            student.parameters(), torch.optim.AdamW(student.parameters(), lr=1e-5), device,
         )  # fmt: skip
     terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
@@ -85,7 +93,7 @@ def make_step(
         signal=FixedSignal(teacher_logits),
     )  # fmt: skip
     optimizer = module.configure_optimizers()[0][0]
-    return make_training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, "cpu")
+    return make_training_step(lambda: module.losses(batch)[0], student.parameters(), optimizer, device)
 
 
 @dataclass(frozen=True)
@@ -98,43 +106,60 @@ class FixedSignal(Signal):
         return Outputs(logits=self.logits)
 
 
+def make_batch(batch: int, length: int, device: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a batch of random tokens with labels, and the logits of a teacher."""
+    random = torch.Generator().manual_seed(0)
+    tensors = {
+        "input_ids": torch.randint(1000, 30000, (batch, length), generator=random),
+        "attention_mask": torch.ones(batch, length, dtype=torch.long),
+        "labels": torch.randint(0, 2, (batch,), generator=random),
+        "example_id": torch.arange(batch),
+    }
+    logits = torch.randn(batch, 2, generator=random)
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, logits.to(device)
+
+
+def measure(shape: tuple[int, int, int], length: int, options: argparse.Namespace) -> list[tuple[str, ...]]:
+    """Returns a row for each variant: its name, milliseconds, operations a second and share of the peak."""
+    batch, teacher_logits = make_batch(options.batch, length, options.device)
+    seconds: dict[str, list[float]] = {}
+    peaks, flops = [], {}
+    dtype = torch.bfloat16 if has_bf16() else torch.float32
+    for _ in range(options.rounds):
+        peaks.append(measure_peak_flops(dtype, options.device))
+        for variant in options.ways.split(","):
+            layers, *width = shape
+            student = build_student(2 * layers if variant == "teacher" else layers, *width).to(options.device)
+            passes = 1 if variant == "teacher" else 3
+            flops[variant] = passes * count_forward_flops(student, np.full(options.batch, length))
+            step = make_step(student, batch, teacher_logits, variant)
+            with apply_variant(student, variant):
+                seconds.setdefault(variant, []).append(measure_median_seconds(step, repeats=5, warmup=3))
+    rows: list[tuple[str, ...]] = []
+    for variant, measured in seconds.items():
+        speed = flops[variant] / statistics.median(measured)
+        share = speed / statistics.median(peaks)
+        rows.append((variant, f"{1e3 * statistics.median(measured):.1f}", f"{speed / 1e9:,.0f}", f"{share:.2f}"))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--students", default="minilm,distilbert", help=f"shapes: {', '.join(SHAPES)}")
+    parser.add_argument("--lengths", default="128", help="tokens of a text, separated by commas")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
     parser.add_argument("--ways", default=",".join(VARIANTS), help="variants, separated by commas")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     processes.keep_freed_memory()
-    random = torch.Generator().manual_seed(0)
-    size = (options.batch, options.length)
-    batch = {
-        "input_ids": torch.randint(1000, 30000, size, generator=random),
-        "attention_mask": torch.ones(size, dtype=torch.long),
-        "labels": torch.randint(0, 2, size[:1], generator=random),
-        "example_id": torch.arange(size[0]),
-    }
-    teacher_logits = torch.randn(size[0], 2, generator=random)
-    dtype = torch.bfloat16 if has_bf16() else torch.float32
-    table = Table(title=f"Batch {size[0]}, length {size[1]}, median of {options.rounds}; {describe_machine()}")
-    for column in ("student", "step", "ms", "GFLOP/s", "of the peak"):
+    table = Table(title=f"Batch {options.batch}, median of {options.rounds}; {describe_machine()}")
+    for column in ("student", "tokens", "step", "ms", "GFLOP/s", "of the peak"):
         table.add_column(column, justify="left" if column in ("student", "step") else "right")
-    for name, shape in SHAPES.items():
-        seconds: dict[str, list[float]] = {}
-        peaks = []
-        for _ in range(options.rounds):
-            peaks.append(measure_peak_flops(dtype))
-            for variant in options.ways.split(","):
-                student = build_student(*shape)
-                step = make_step(student, batch, teacher_logits, plain=variant == "plain")
-                with apply_variant(student, variant):
-                    seconds.setdefault(variant, []).append(measure_median_seconds(step, repeats=5, warmup=3))
-        step_flops = 3 * count_forward_flops(student, np.full(size[0], size[1]))
-        for variant, variant_seconds in seconds.items():
-            speed = step_flops / statistics.median(variant_seconds)
-            share = speed / statistics.median(peaks)
-            milliseconds = 1e3 * statistics.median(variant_seconds)
-            table.add_row(name, variant, f"{milliseconds:.0f}", f"{speed / 1e9:.0f}", f"{share:.2f}")
+    for name in options.students.split(","):
+        for length in map(int, options.lengths.split(",")):
+            for row in measure(SHAPES[name], length, options):
+                table.add_row(name, str(length), *row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

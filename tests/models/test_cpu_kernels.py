@@ -1,5 +1,8 @@
 """Tests that the CPU kernels agree with torch."""
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +199,16 @@ def test_other_attention_implementations_are_unchanged():
     with cpu_kernels.use_cpu_kernels(model):
         assert model.config._attn_implementation == "eager"
         assert len(model(torch.ones((1, 3), dtype=torch.long), output_attentions=True).attentions) == 1
+
+
+def test_the_benchmark_of_a_step_runs_at_toy_size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    ways = "plain,distill,teacher"
+    options = ["--students=tiny", "--lengths=8", "--batch=2", "--rounds=1", f"--ways={ways}", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["training_step.py", *options])
+    importlib.import_module("training_step").main()
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "tiny" in line]
+    assert [row[3].strip() for row in rows] == ways.split(",")
+    assert all(float(row[4]) > 0 for row in rows)
