@@ -183,6 +183,7 @@ class _Loading:
         register_architecture(directory)
         config = transformers.AutoConfig.from_pretrained(directory, **self.options)
         check_reads_both_sides(config, auto_class, str(directory))
+        check_is_one(config, directory)
         if auto_class == CAUSAL and config.is_encoder_decoder:
             raise UserError(
                 f"{directory} has a model of type {config.model_type}, an encoder-decoder, and the task is for a "
@@ -318,6 +319,16 @@ def attend_in_full(config: PreTrainedConfig) -> list[str]:
     ]
 
 
+def check_is_one(config: PreTrainedConfig, directory: Path) -> None:
+    """Raises UserError for a configuration that only has those of several models."""
+    if config.sub_configs and "num_hidden_layers" not in (*dir(config), *config.attribute_map):
+        raise UserError(
+            f"{directory} has a model of type {config.model_type}, which joins several models (its configuration has "
+            f"{' and '.join(config.sub_configs)}), and a teacher of texts is one: save its part that reads texts as a "
+            "model of its own, or take another family"
+        )
+
+
 def read_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     """Returns the configuration of a model; raises UserError if it cannot be loaded."""
     register_architecture(directory)
@@ -334,7 +345,9 @@ def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     Raises:
         UserError: if the configuration cannot be loaded, or names no `hidden_size`.
     """
-    width = getattr(read_config(directory, trust_remote_code=trust_remote_code), "hidden_size", None)
+    config = read_config(directory, trust_remote_code=trust_remote_code)
+    check_is_one(config, directory)
+    width = getattr(config, "hidden_size", None)
     if not isinstance(width, int):
         raise UserError(
             f"the config.json of {directory} has hidden_size={width}, expected the size of the hidden states of an "

@@ -59,8 +59,18 @@ LATENT = WIDE | MIXED | {
 }  # fmt: skip
 NO_HEAD = "transformers has no AutoModelForSequenceClassification for a model of type"
 BY_VALUES = "cannot be exported to ONNX, because its attention depends on values of the text"
+BY_STATES = "cannot be exported to ONNX, because its linear attention changes a state once for each token"
 NO_FILE = "cannot be exported to ONNX"
 NO_TABLE = "which has no table of token embeddings"
+JOINED = "which joins several models .*: save its part that reads texts"
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+BY_TURNS = GROUPED | {
+    "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
 WINDOWED = {"sliding_window": 16, "query_pre_attn_scalar": 8}
 
 
@@ -117,6 +127,7 @@ TYPES: dict[str, Type] = {
     ),
     "gemma": Type(GROUPED),
     "gemma2": Type(GROUPED | WINDOWED),
+    "gemma3": Type({"text_config": GROUPED, "vision_config": VISION}, JOINED),
     "gemma3_text": Type(GROUPED | WINDOWED | {"use_bidirectional_attention": True}),
     "glm": Type(GROUPED),
     "glm4": Type(GROUPED),
@@ -169,6 +180,7 @@ TYPES: dict[str, Type] = {
     }),
     "modernbert": Type(WIDE | {"global_attn_every_n_layers": 3, "local_attention": 8}),
     "modernbert-decoder": Type(GROUPED),
+    "modernvbert": Type({"text_config": WIDE, "vision_config": VISION}, JOINED),
     "mpnet": Type(COUNTED),
     "mpt": Type({"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": LONGEST, "expansion_ratio": 2}),
     "mra": Type(WIDE | {"max_position_embeddings": 130}),
@@ -196,6 +208,11 @@ TYPES: dict[str, Type] = {
     "qwen2_moe": Type(GROUPED | MIXED | {"shared_expert_intermediate_size": 16}, unexported=NO_FILE),
     "qwen3": Type(GROUPED),
     "qwen3_moe": Type(GROUPED | MIXED | {"shared_expert_intermediate_size": 16}, unexported=NO_FILE),
+    "qwen3_5": Type(
+        {"text_config": BY_TURNS, "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2}}, JOINED
+    ),
+    "qwen3_5_text": Type(BY_TURNS, BY_STATES),
+    "qwen3_next": Type(BY_TURNS | LATENT | {"shared_expert_intermediate_size": 16}, BY_STATES),
     "reformer": Type({
         "hidden_size": 32, "attention_head_size": 8, "num_attention_heads": 4, "feed_forward_size": 64,
         "attn_layers": ["local", "lsh"] * 2, "axial_pos_shape": [8, 10], "axial_pos_embds_dim": [16, 16],
@@ -215,6 +232,8 @@ TYPES: dict[str, Type] = {
     "stablelm": Type(GROUPED),
     "starcoder2": Type(GROUPED),
     "t5": Type(T5),
+    "t5gemma": Type({"encoder": GROUPED, "decoder": GROUPED}, JOINED),
+    "t5gemma2": Type({"encoder": {"text_config": GROUPED, "vision_config": VISION}, "decoder": GROUPED}, JOINED),
     "tapas": Type(GROUPED),
     "ultrabert": Type(GROUPED),
     "umt5": Type(T5),

@@ -214,6 +214,12 @@ def check_exportable(model: PreTrainedModel, name: str) -> None:
             f"student {name} ({type(model).__name__}) cannot be exported to ONNX, because its attention depends on "
             "values of the text: add student.attention=local, which has the same pattern, or export.enabled=false"
         )
+    if any(type(module).__name__.endswith("GatedDeltaNet") for module in model.modules()):
+        raise UserError(
+            f"student {name} ({type(model).__name__}) cannot be exported to ONNX, because its linear attention "
+            "changes a state once for each token, and a file would have the steps of one length: take +student=bilstm, "
+            "which follows a teacher of any family, or export.enabled=false"
+        )
 
 
 ChunkPooling = Literal["mean", "max", "learned"]
