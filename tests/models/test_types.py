@@ -248,7 +248,11 @@ TYPES: dict[str, Type] = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """A WordPiece tokenizer with every special token that a model type names."""
+    return create_tokenizer()
+
+
+def create_tokenizer() -> PreTrainedTokenizerBase:
+    """Returns a WordPiece tokenizer with every special token that a model type names."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -116,5 +116,5 @@ def test_a_head_that_nothing_reads_has_no_importance(examples: Examples, tokeniz
 
 
 def test_a_model_of_another_layout_is_refused(examples: Examples) -> None:
-    with pytest.raises(UserError, match="a ModernBertForSequenceClassification has no layers of BERT's layout"):
-        measure(toy("ModernBert", global_attn_every_n_layers=2, local_attention=4), examples)
+    with pytest.raises(UserError, match="and this is a DebertaForSequenceClassification: leave them out"):
+        measure(toy("Deberta"), examples)

@@ -404,7 +404,7 @@ def test_the_width_is_read_from_the_configuration(
     for other, width in (({"model_type": "distilbert", "dim": 48}, 48), (config | {"hidden_size": 1024}, 1024)):
         (classifier_dir / "config.json").write_text(json.dumps(other))
         assert weights.width() == width
-    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    (classifier_dir / "config.json").write_text(json.dumps({"model_type": "resnet"}))
     with pytest.raises(UserError, match=r"has hidden_size=None, expected the size of the hidden states of an encoder"):
         weights.width()
     (classifier_dir / "config.json").write_text(json.dumps({"model_type": "nothing"}))
