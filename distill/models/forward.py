@@ -61,7 +61,9 @@ def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.L
 
 def count_heads(config: PreTrainedConfig) -> int:
     """Returns the number of heads of a layer, of a narrow model that of the layer that has most."""
-    return int(max(getattr(config, "layer_heads", None) or [config.num_attention_heads]))
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads  # Of heads that share their keys.
+    return int(max(getattr(config, "layer_heads", None) or [groups]) * heads // groups)
 
 
 def attention_width(model: PreTrainedModel) -> int | None:

@@ -17,7 +17,7 @@ from transformers import (
 from distill.core.errors import UserError
 from distill.models import compatibility
 from distill.models.architectures import modeling_narrow
-from distill.models.forward import NAME, run_model
+from distill.models.forward import NAME, count_heads, run_model
 from distill.models.surgery.initialization import Origins
 from distill.models.surgery.layers import Importance, Sizes, list_readers, narrow, share_out, take_strongest
 from tests.students.test_albert import BATCH, assert_close, count, logits, states, toy
@@ -287,3 +287,5 @@ def test_heads_with_scores_from_outside_keep_their_order(tokenizer: PreTrainedTo
 def test_a_decoder_with_a_width_of_its_heads_stays_of_its_class() -> None:
     student = from_teacher(toy("Qwen3", **GROUPS), heads=1, ffn=8)
     assert (type(student).__name__, student.config.num_attention_heads) == ("Qwen3ForSequenceClassification", 2)
+    other = from_teacher(toy("Qwen2", num_key_value_heads=2), heads=1)
+    assert (type(other).__name__, count_heads(other.config)) == ("NarrowQwen2ForSequenceClassification", 2)
