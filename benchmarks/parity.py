@@ -34,7 +34,7 @@ BATCH, END = 3, 3
 
 def build(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Returns a model of the type with random tensors, norms too."""
-    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": END}
+    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": END, "decoder_start_token_id": 2}
     config = transformers.AutoConfig.for_model(
         name, vocab_size=len(tokenizer), **special | test_types.TYPES[name].sizes
     )
