@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -36,11 +35,11 @@ from distill.data.batches import labelled_only
 from distill.kinds.multitask import all_task_loaders
 from distill.losses.term import EncoderSize
 from distill.models import compatibility
-from distill.models.loading import find_head, without_warnings
+from distill.models.loading import find_head, load_saved
 from distill.models.surgery.embeddings import fit_ridge
 from distill.models.surgery.initialization import GeneralSettings, names_general
 from distill.models.surgery.layers import Importance, Sizes, list_layers, narrow, share_out, take_strongest
-from distill.models.vectors import load_layers, save_encoder
+from distill.models.vectors import save_encoder
 from distill.records.run import Run
 from distill.teachers.language_modeling import GeneralStage
 from distill.teachers.source import TeacherSource
@@ -523,11 +522,7 @@ class Pruner:
         return self._load(self.task_run.run.directory / DIRECTORY / str(Pruning.of(self.student).steps))
 
     def _load(self, directory: Path) -> PreTrainedModel:
-        auto_class = getattr(transformers, self.task_run.task.info.auto_class)
-        with without_warnings():
-            student: PreTrainedModel = auto_class.from_pretrained(directory / STUDENT, dtype=torch.float32)
-        load_layers(student, directory / STUDENT)
-        return student
+        return load_saved(directory / STUDENT, self.task_run.task.info.auto_class)
 
 
 def _score(task_run: TaskRun, student: PreTrainedModel, dev: Loader) -> float:

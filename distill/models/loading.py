@@ -339,6 +339,17 @@ def read_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
 
 
+def load_saved(directory: Path, auto_class: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Returns a model in float32 that a run has saved, with the layers behind its pooling."""
+    register_architecture(directory)
+    with without_warnings():  # An encoder of vectors was saved without its pooler, which `configure` removes again.
+        model: PreTrainedModel = getattr(transformers, auto_class).from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    load_layers(model, directory)
+    return model
+
+
 def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     """Returns the size of the hidden states of a model, from its configuration alone.
 

@@ -28,9 +28,9 @@ from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models.compatibility import check_length, check_target_length, encoder_size
 from distill.models.forward import configure, fills_targets
-from distill.models.loading import Start, start_head, without_warnings
+from distill.models.loading import Start, load_saved, start_head
 from distill.models.sentence_files import adopt_special_tokens, keep_prompts, prompts_of
-from distill.models.vectors import load_layers, save_encoder, set_known_width
+from distill.models.vectors import save_encoder, set_known_width
 from distill.teachers.computation import cached_scores, computed_scores
 from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
@@ -606,11 +606,6 @@ def _mix(teacher: PreparedTeacher, of_members: Sequence[dict[str, Scores]], task
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
-    auto_class = getattr(transformers, task.info.auto_class)
-    with without_warnings():  # An encoder of vectors was saved without its pooler, which `configure` removes again.
-        model: PreTrainedModel = auto_class.from_pretrained(
-            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
-        )
-    load_layers(model, directory)
+    model = load_saved(directory, task.info.auto_class, trust_remote_code=trust_remote_code)
     configure(model, task.info.model_settings)
     return model

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from distill.core.contracts import (
     TASK_ID,
@@ -34,6 +34,7 @@ from distill.losses import Objective
 from distill.losses.term import get_logits
 from distill.models.compatibility import encoder_size
 from distill.models.forward import to_device
+from distill.models.loading import read_config
 from distill.models.sentence_files import read_vocabulary
 from distill.teachers.computation import (
     Computation,
@@ -410,7 +411,7 @@ def _load_parts(directory: Path, *, trust_remote_code: bool) -> tuple[dict[str, 
     """Returns the vocabulary of a model in a directory, and its width, its layers and its heads."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        config = read_config(directory, trust_remote_code=trust_remote_code)
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
         return read_vocabulary(tokenizer), tuple(getattr(config, name, None) for name in sizes)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:  # Of transformers, for damaged files.

@@ -91,6 +91,7 @@ def test_a_removed_head_or_neuron_is_one_whose_output_is_zero(
     assert type(student).__name__ == "NarrowDistilBertForSequenceClassification"
     assert_close(states(student), states(masked), tolerance=1e-5)
     assert_close(logits(student), logits(masked), tolerance=1e-5)
+    assert count_heads(student.config) == 3
     assert (student.config.layer_heads, student.config.layer_ffn) == ([1, 3], [5, 48])
 
 
