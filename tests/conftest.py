@@ -102,8 +102,13 @@ LONGEST = ("test_distributed", "test_launchers", "test_run", "test_urls", "test_
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sends the tests of a fixture that takes many seconds to one worker, so that it is built once."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    """Sends the tests of a fixture that takes many seconds to one worker, so that it is built once.
+
+    Tests that leave OpenVINO in their process come last: a training in a process that has run it may die.
+    """
+    alone = [(item, item.get_closest_marker("alone")) for item in items]
+    last = {item for item, marker in alone if marker is not None and marker.kwargs.get("last")}
+    items.sort(key=lambda item: (item in last, item.path.stem not in LONGEST))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0))
@@ -158,17 +163,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Waits for the tests marked `alone`, prints their output, and fails where they do."""
+    """Waits for the tests marked `alone`, and fails where they do."""
     if _ALONE not in session.config.stash:
         return
-    command, process, output = session.config.stash[_ALONE]
+    _, process, _ = session.config.stash[_ALONE]
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         process.terminate()
     status = process.wait()
-    output.seek(0)
-    print(f"\nthe tests marked alone: {command}\n{output.read()}", flush=True)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = status
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Prints what the tests marked `alone` have printed, behind all else, where the end of a log shows it."""
+    if _ALONE in config.stash:
+        command, process, output = config.stash[_ALONE]
+        output.seek(0)
+        print(f"\nthe tests marked alone: {command}\n{output.read()}exit status {process.returncode}", flush=True)
 
 
 _ALONE = pytest.StashKey[tuple[str, subprocess.Popen[bytes], IO[str]]]()

@@ -233,7 +233,7 @@ def test_runtimes_with_other_threads_are_refused() -> None:
 
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="needs openvino, of the extra openvino")
-@pytest.mark.alone  # As the tests of OpenVINO's formats.
+@pytest.mark.alone(last=True)  # As the tests of OpenVINO's formats.
 def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch
 ) -> None:

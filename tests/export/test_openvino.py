@@ -30,7 +30,7 @@ needs_openvino = pytest.mark.skipif(
 NAMES = ("openvino", "openvino-int8", "openvino-full")
 ENDINGS = tuple(f".{name}.xml" for name in NAMES)
 
-pytestmark = pytest.mark.alone  # A process that has run OpenVINO may die in a later test of training.
+pytestmark = pytest.mark.alone(last=True)  # A process that has run OpenVINO may die in a later test of training.
 
 
 @pytest.fixture(scope="module")
