@@ -16,36 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from distill.edge.bundle_files import session, this_target, weight_bits
 from distill.export.onnx import export_model
 from distill.export.quantization import RECIPES, RecipeInput
-from distill.models.forward import exported_inputs, model_class, run_exported
+from distill.models.forward import exported_inputs, run_exported
+from tests.conftest import randomize
 from tests.models import test_types
 
 LENGTHS = range(3, test_types.LONGEST - 1)  # The positions of some begin behind that of the padding.
 BATCH, END = 3, 3
-
-
-def build(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Returns a model of the type with random tensors, norms too."""
-    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": END, "decoder_start_token_id": 2}
-    config = transformers.AutoConfig.for_model(
-        name, vocab_size=len(tokenizer), **special | test_types.TYPES[name].sizes
-    )
-    create = model_class(test_types.HEAD, type(config))
-    assert create is not None
-    torch.manual_seed(0)
-    model = create(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
 
 
 def draw(random: np.random.Generator, tokens: int, batch: int, length: int, side: str) -> dict[str, np.ndarray]:
@@ -77,7 +61,7 @@ def compare(model: Any, file: Any, names: list[str], tokens: int, *, batch: int,
 
 def measure(name: str, tokenizer: PreTrainedTokenizerBase) -> list[float]:
     """Returns the differences of a type."""
-    model, tokens = build(name, tokenizer), len(tokenizer)
+    model, tokens = randomize(test_types.create_model(name, tokenizer)), len(tokenizer)
     names = exported_inputs(model, tokenizer)
     ways: list[dict[str, Any]] = [{"batch": 1, "side": "right"}]
     ways += [{"batch": BATCH, "side": side} for side in ("right", "left")]

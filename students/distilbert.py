@@ -12,13 +12,12 @@ from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 from distill.core.contracts import Task
 from distill.core.errors import UserError
 from distill.core.options import show_value
+from distill.models.architectures.modeling_narrow import ARCHITECTURES
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
 from distill.models.surgery.copies import Copies, copy_labels
 from distill.models.surgery.initialization import GENERAL, GeneralSettings, Origins, names_general
 from distill.models.surgery.layers import (
-    BERT_LAYER,
-    DISTILBERT_LAYER,
     Width,
     count_decoder_layers,
     decoder_layers_option,
@@ -34,9 +33,10 @@ from distill.models.surgery.long_texts import Attention, Chunking, ChunkPooling,
 
 Layers = str | Sequence[int]
 
+_BERT, _DISTILBERT = ARCHITECTURES["bert"], ARCHITECTURES["distilbert"]
 # Parts of BERT's tensor names and their replacements in DistilBERT.
 _BERT_TO_DISTILBERT = (
-    *((f".{bert}.", f".{own}.") for bert, own in zip(BERT_LAYER, DISTILBERT_LAYER, strict=True)),
+    *((f".{bert}.", f".{own}.") for bert, own in zip(_BERT.modules, _DISTILBERT.modules, strict=True)),
     ("bert.embeddings.", "distilbert.embeddings."),
     ("bert.encoder.layer.", "distilbert.transformer.layer."),
     ("bert.pooler.dense.", "pre_classifier."),

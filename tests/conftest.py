@@ -327,6 +327,14 @@ def cut_vocabulary(
     return cut.apply(model), cut.tokenizer
 
 
+def randomize(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model in eval mode with other tensors, biases and norms too, so that a missing one shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
 def toy_bert(
     vocab_size: int, *, layers: int = 4, seed: int = 0, width: int = 32, initializer_range: float = 0.3
 ) -> PreTrainedModel:

@@ -43,10 +43,9 @@ def rehearse_export(
         max_length: tokens of the longest text.
         generates: whether it writes text.
     """
-    # The head for classes of a BART picks tokens by their values.
-    if (family_of(model.config) or model.config.model_type) in KNOWN and (
-        generates or not model.config.is_encoder_decoder
-    ):
+    is_known = (family_of(model.config) or model.config.model_type) in KNOWN
+    picks_tokens = model.config.is_encoder_decoder and not generates  # By their values, as the head of a BART.
+    if is_known and not picks_tokens:
         return
     kind = f"student {name} ({type(model).__name__})"
     print_line(

@@ -27,6 +27,7 @@ from distill.core.contracts import (
 )
 from distill.core.errors import UserError, first_line
 from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
+from distill.models.architectures.modeling_narrow import count_groups
 from distill.models.surgery.copies import pass_on
 from distill.models.vectors import AUTO, POOLINGS, encode_states, list_dense, put_dense, vector_settings, vector_width
 
@@ -61,9 +62,8 @@ def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.L
 
 def count_heads(config: PreTrainedConfig) -> int:
     """Returns the number of heads of a layer, of a narrow model that of the layer that has most."""
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads  # Of heads that share their keys.
-    return int(max(getattr(config, "layer_heads", None) or [groups]) * heads // groups)
+    groups = count_groups(config)
+    return int(max(getattr(config, "layer_heads", None) or [groups]) * config.num_attention_heads // groups)
 
 
 def attention_width(model: PreTrainedModel) -> int | None:

@@ -267,15 +267,20 @@ def create_tokenizer() -> PreTrainedTokenizerBase:
     )  # fmt: skip
 
 
-def save_teacher(name: str, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Saves a model of the type with random weights and the head for texts, or without one where there is none."""
+def create_model(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Returns a model of the type with random weights and the head for texts, or without one where there is none."""
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
     options = {"vocab_size": len(tokenizer)} | special | TYPES[name].sizes
     config = transformers.AutoConfig.for_model(name, **options)
     torch.manual_seed(0)
     create = model_class(HEAD, type(config)) or model_class("AutoModel", type(config))
     assert create is not None
-    create(config).save_pretrained(directory)
+    model: PreTrainedModel = create(config)
+    return model
+
+
+def save_teacher(name: str, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    create_model(name, tokenizer).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 

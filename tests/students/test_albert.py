@@ -19,6 +19,7 @@ from distill.models.architectures.modeling_shared_albert import (
 from distill.models.forward import NAME, choose_padding_side, run_encoder, run_model
 from distill.models.surgery.layers import list_parts
 from distill.training.lightning_callbacks import fake_quantized
+from tests.conftest import randomize
 
 VOCABULARY = 60
 SIZES: dict[str, Any] = {
@@ -33,15 +34,11 @@ BATCH = {
 
 
 def toy(family: str = "Bert", head: str = "ForSequenceClassification", **options: Any) -> PreTrainedModel:
-    """Returns a model of four layers with random tensors, biases and norms too, so that a missing one shows."""
+    """Returns a model of four layers with random tensors."""
     extra = {"Roberta": ROBERTA, "Electra": {"embedding_size": 16}, "Albert": {"embedding_size": 16}}
     config = getattr(transformers, f"{family}Config")(**(SIZES | extra.get(family, {}) | options))
     torch.manual_seed(1)
-    model: PreTrainedModel = getattr(transformers, f"{family}{head}")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
+    return randomize(getattr(transformers, f"{family}{head}")(config))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from distill.core.errors import UserError
-from tests.conftest import LABELS, toy_bert
+from tests.conftest import LABELS, randomize, toy_bert
 
 VOCABULARY = 40
 ALL = [0, 1, 2, 3]
@@ -45,15 +45,11 @@ SIZES: dict[str, Any] = {
 
 
 def toy(model_class: type[PreTrainedModel], config: Any = None) -> PreTrainedModel:
-    """Returns a model of four layers with random tensors, biases and norms too, so that a missing one shows."""
+    """Returns a model of four layers with random tensors."""
     config = toy_bert(VOCABULARY, layers=1).config if config is None else config
     config.num_hidden_layers = 4
     torch.manual_seed(1)
-    model = model_class(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
+    return randomize(model_class(config))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Tests of students that are cut in width: which heads and neurons are copied, equal outputs, files, refused sizes."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +171,22 @@ def test_a_narrow_model_loads_with_its_code_and_can_teach(bert: PreTrainedModel,
     own: Any = type(student).from_pretrained(tmp_path)
     shorter = from_teacher(own, layers=[1])
     assert (shorter.config.layer_heads, shorter.config.layer_ffn) == ([3], [9])
+
+
+def test_a_new_process_loads_a_narrow_model_that_a_run_has_saved(bert: PreTrainedModel, tmp_path: Path) -> None:
+    """Its classes are made when they are needed."""
+    student = from_teacher(bert, heads=[1, 3], ffn=9)
+    student.save_pretrained(tmp_path)
+    code = (
+        "import sys, torch; from pathlib import Path; from distill.models.loading import load_saved\n"
+        "model = load_saved(Path(sys.argv[1]), 'AutoModelForSequenceClassification').eval()\n"
+        "print(type(model).__name__, model(torch.tensor([[5, 6, 7]])).logits.tolist()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    expected = student.eval()(torch.tensor([[5, 6, 7]])).logits[0]
+    name, _, shown = done.stdout.strip().partition(" ")
+    assert name == "NarrowDistilBertForSequenceClassification"
+    assert_close(torch.tensor(json.loads(shown)), expected, tolerance=1e-5)
 
 
 # What a term can compare

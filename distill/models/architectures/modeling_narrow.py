@@ -45,12 +45,22 @@ class Architecture(NamedTuple):
         heads: queries, keys and values. Where several heads share their keys, the axis is of these groups.
         neurons: of the feed-forward network.
         biased: an attention to which the scores of all heads are added from outside, if any.
+        norms: behind the attention and behind the feed-forward network, of a layer that has no other tensors.
+        size: the number of neurons in the configuration.
     """
 
     layers: str
     heads: Axis
     neurons: Axis
     biased: str | None = None
+    norms: tuple[str, ...] = ()
+    size: str = "intermediate_size"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Returns the names of the linear layers and norms of a layer, of the attention first."""
+        of_heads, of_neurons = ((*axis.writers, axis.reader) for axis in (self.heads, self.neurons))
+        return (*of_heads, *self.norms[:1], *of_neurons, *self.norms[1:])
 
 
 def _heads(attention: str, writers: str, reader: str, counters: str = "num_attention_heads all_head_size") -> Axis:
@@ -59,7 +69,10 @@ def _heads(attention: str, writers: str, reader: str, counters: str = "num_atten
 
 
 _BERT_FFN = Axis(("intermediate.dense",), "output.dense")
-_BERT = Architecture("encoder.layer", _heads("attention.self", "query key value", "attention.output.dense"), _BERT_FFN)
+_BERT = Architecture(
+    "encoder.layer", _heads("attention.self", "query key value", "attention.output.dense"), _BERT_FFN,
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+)  # fmt: skip
 _LLAMA = Architecture(
     "layers",
     _heads("self_attn", "q_proj k_proj v_proj", "self_attn.o_proj", counters=""),
@@ -76,12 +89,15 @@ ARCHITECTURES = {
     ),
     "distilbert": Architecture(
         "transformer.layer", _heads("attention", "q_lin k_lin v_lin", "attention.out_lin", "n_heads"),
-        Axis(("ffn.lin1",), "ffn.lin2"),
+        Axis(("ffn.lin1",), "ffn.lin2"), norms=("sa_layer_norm", "output_layer_norm"), size="hidden_dim",
     ),
     "modernbert": Architecture(
         "layers", Axis(("attn.Wqkv",), "attn.Wo", stacked=3), Axis(("mlp.Wi",), "mlp.Wo", stacked=2)
     ),
-    "mpnet": _BERT._replace(heads=_heads("attention.attn", "q k v", "attention.attn.o"), biased="attention.attn"),
+    "mpnet": _BERT._replace(
+        heads=_heads("attention.attn", "q k v", "attention.attn.o"), biased="attention.attn",
+        norms=("attention.LayerNorm", "output.LayerNorm"),
+    ),
 }  # fmt: skip
 _FAMILIES = {name.replace("-", "_"): name for name in ARCHITECTURES}  # As they stand behind the PREFIX.
 
@@ -91,10 +107,19 @@ def family_of(config: PreTrainedConfig) -> str | None:
     return _FAMILIES.get(config.model_type.replace("-", "_").removeprefix(PREFIX))
 
 
+def architecture_of(config: PreTrainedConfig) -> Architecture:
+    """Returns the description of a model's family; raises KeyError for a family that is not in ARCHITECTURES."""
+    return ARCHITECTURES[family_of(config) or config.model_type]
+
+
+def count_groups(config: PreTrainedConfig) -> int:
+    """Returns how many heads, or groups of heads that share their keys, a layer has before a cut."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def count_whole(config: PreTrainedConfig) -> tuple[int, int]:
-    """Returns how many heads, or groups of heads that share their keys, and neurons a layer has before a cut."""
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(groups), int(config.hidden_dim if family_of(config) == "distilbert" else config.intermediate_size)
+    """Returns the `count_groups` and how many neurons a layer has before a cut."""
+    return count_groups(config), int(getattr(config, architecture_of(config).size))
 
 
 def find_writers(layer: nn.Module, axis: Axis) -> list[nn.Linear]:
@@ -128,7 +153,7 @@ class NarrowModel(PreTrainedModel):
 
 def _cut(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Replaces the linear layers by smaller ones with random weights."""
-    family = ARCHITECTURES[family_of(config) or ""]
+    family = architecture_of(config)
     whole = count_whole(config)
     for place, layer in enumerate(model.get_submodule(family.layers)):
         for axis, total, numbers in zip((family.heads, family.neurons), whole, read_sizes(config), strict=True):

@@ -8,14 +8,15 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AlbertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.core.errors import UserError
 from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.architectures.modeling_narrow import (
     ARCHITECTURES,
     Axis,
-    count_whole,
+    architecture_of,
+    count_groups,
     derive_family,
     family_of,
     find_writers,
@@ -30,24 +31,15 @@ from distill.models.surgery.copies import Copies, pass_on
 _ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
 _FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
 MODULES = (*_ATTENTION, *_FFN)
-# The same modules in the layers of other families. BERT's are those of RoBERTa, ELECTRA and Longformer too.
-BERT_LAYER = (
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-    "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
-)  # fmt: skip
-DISTILBERT_LAYER = (
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
-    "ffn.lin2", "output_layer_norm",
-)  # fmt: skip
-_MPNET_LAYER = (
-    "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
-    "intermediate.dense", "output.dense", "output.LayerNorm",
-)  # fmt: skip
+# The same modules in the layers of other families.
 BART_LAYER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm", "fc1",
     "fc2", "final_layer_norm",
 )  # fmt: skip
-_LAYOUTS = (tuple(f"albert_layers.0.{name}" for name in MODULES), BERT_LAYER, DISTILBERT_LAYER, _MPNET_LAYER)
+_LAYOUTS = (
+    tuple(f"albert_layers.0.{name}" for name in MODULES),
+    *(ARCHITECTURES[family].modules for family in ("bert", "distilbert", "mpnet")),
+)
 _GLOBAL = "_global."  # In the names of Longformer's second projections, for its global tokens.
 
 Parts = Mapping[str, Any]  # Modules by name.
@@ -300,7 +292,7 @@ class Sizes:
 
 def list_readers(model: PreTrainedModel) -> list[nn.Linear]:
     """Returns the linear layers that read the heads and the inner neurons of each layer, one after the other."""
-    family = ARCHITECTURES[family_of(model.config) or ""]
+    family = architecture_of(model.config)
     names = (family.heads.reader, family.neurons.reader)
     return [layer.get_submodule(name) for layer in list_layers(model) for name in names]  # type: ignore[misc]
 
@@ -366,7 +358,7 @@ def narrow(
             `[V, E]` and `[E, H]`, its truncated singular value decomposition; None leaves the table as it is.
     """
     kept = list(range(model.config.num_hidden_layers)) if layers is None else list(layers)
-    family = ARCHITECTURES[family_of(model.config) or ""]
+    family = architecture_of(model.config)
     if family.biased:  # All heads in their own order, as the scores that are added to them.
         heads = [sorted(of) for of in heads]
     student = _create(model, kept, heads, [len(of) for of in neurons], embedding_dim)
@@ -406,14 +398,14 @@ def _create(
     """Returns the student with random weights, of its family's own class if a configuration of it has its sizes."""
     config, name = take_layers(model.config, layers), family_of(model.config)
     assert name is not None  # As Sizes.of says.
-    counts, (whole, _) = [len(of) for of in heads], count_whole(config)
+    counts, whole = [len(of) for of in heads], count_groups(config)
     has_width = getattr(config, "head_dim", None) is not None  # Which need not be a share of the layers' width.
     is_even = len(set(neurons)) == len(set(counts)) == 1 and (has_width or counts[0] == whole)
     if is_even and embedding_dim is None and not is_narrow(config):
         if counts[0] != whole:
             config.num_attention_heads = config.num_attention_heads // whole * counts[0]
             config.num_key_value_heads = counts[0]
-        setattr(config, "hidden_dim" if isinstance(config, DistilBertConfig) else "intermediate_size", neurons[0])
+        setattr(config, ARCHITECTURES[name].size, neurons[0])
         return type(model)(config)
     narrow_config = derive_family(name)
     values = {name: value for name, value in config.to_dict().items() if name not in _OF_CLASS}
