@@ -2,6 +2,7 @@
 
     python benchmarks/training_step.py [--lengths 128 --batch 32 --rounds 3]
     python benchmarks/training_step.py --students distilbert --lengths 128,512 --batch 64 --ways plain,plain_compiled,distill,compiled,teacher  # on a GPU
+    python benchmarks/training_step.py --profile --students minilm --lengths 13 --batch 32 --vocabulary 8550  # where the time of a step goes
 
 The variants take turns: plain Hugging Face under bf16 autocast, and compiled; this project's step, this step with
 torch's own dropout and attention, with only one of the two replaced (on a processor), and compiled; and the pass of a
@@ -42,12 +43,26 @@ from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
 
 SHAPES = {"minilm": (3, 384, 12), "distilbert": (6, 768, 12), "tiny": (1, 32, 2)}
+REPEATS = 20  # Of a step that is profiled.
 VARIANTS = ("plain", "distill", "torch's own", "dropout alone", "attention alone", "compiled")
 
 
-def build_student(layers: int, width: int, heads: int) -> PreTrainedModel:
+# The parts of a step, by the beginnings of the names of torch's operators; the first that fits is taken.
+PARTS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::matmul"),
+    "optimizer and clipping": ("Optimizer", "aten::_fused", "aten::_foreach"),
+    "norms, activations, softmax": ("aten::native_layer_norm", "aten::gelu", "aten::_softmax", "aten::_log_softmax"),
+    "dropout": ("_DropoutFunction", "aten::random_", "aten::bitwise", "aten::native_dropout"),
+    "casts and copies": ("aten::copy_", "aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous", "aten::zero"),
+    "embeddings": ("aten::embedding", "aten::index"),
+    "sums and products of elements": ("aten::",),
+    "Python and autograd": ("",),
+}  # fmt: skip
+
+
+def build_student(layers: int, width: int, heads: int, vocabulary: int = 30_522) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads)
+    config = DistilBertConfig(n_layers=layers, dim=width, hidden_dim=4 * width, n_heads=heads, vocab_size=vocabulary)
     return DistilBertForSequenceClassification(config).train()
 
 
@@ -106,11 +121,11 @@ class FixedSignal(Signal):
         return Outputs(logits=self.logits)
 
 
-def make_batch(batch: int, length: int, device: str) -> tuple[dict[str, Tensor], Tensor]:
+def make_batch(batch: int, length: int, device: str, vocabulary: int = 30_000) -> tuple[dict[str, Tensor], Tensor]:
     """Returns a batch of random tokens with labels, and the logits of a teacher."""
     random = torch.Generator().manual_seed(0)
     tensors = {
-        "input_ids": torch.randint(1000, 30000, (batch, length), generator=random),
+        "input_ids": torch.randint(1000, min(vocabulary, 30_000), (batch, length), generator=random),
         "attention_mask": torch.ones(batch, length, dtype=torch.long),
         "labels": torch.randint(0, 2, (batch,), generator=random),
         "example_id": torch.arange(batch),
@@ -143,6 +158,28 @@ def measure(shape: tuple[int, int, int], length: int, options: argparse.Namespac
     return rows
 
 
+def profile(shape: tuple[int, int, int], length: int, options: argparse.Namespace) -> list[tuple[str, ...]]:
+    """Returns the milliseconds of each part of a step of `distill`, and its share of all, the largest first."""
+    batch, teacher_logits = make_batch(options.batch, length, options.device, options.vocabulary)
+    student = build_student(*shape, vocabulary=options.vocabulary).to(options.device)
+    step = make_step(student, batch, teacher_logits, "distill")
+    with apply_variant(student, "distill"):
+        for _ in range(3):
+            step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for _ in range(REPEATS):
+                step()
+        whole = measure_median_seconds(step, repeats=REPEATS, warmup=0)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for event in profiler.key_averages():
+        part = next(part for part, names in PARTS.items() if event.key.startswith(names))
+        seconds[part] += event.self_cpu_time_total / 1e6 / REPEATS
+    total = sum(seconds.values())  # With the profiler's own work, of which each part has its share.
+    rows = sorted(seconds.items(), key=lambda row: -row[1])
+    table = [(part, f"{1e3 * whole * of / total:.1f}", "", f"{of / total:.0%}") for part, of in rows]
+    return [*table, ("the step", f"{1e3 * whole:.1f}", "", "")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--students", default="minilm,distilbert", help=f"shapes: {', '.join(SHAPES)}")
@@ -150,6 +187,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
     parser.add_argument("--ways", default=",".join(VARIANTS), help="variants, separated by commas")
+    parser.add_argument(
+        "--profile", action="store_true", help="the parts of a step on a processor, in place of its ways"
+    )
+    parser.add_argument("--vocabulary", type=int, default=30_522, help="rows of embeddings of the profiled student")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     processes.keep_freed_memory()
@@ -158,7 +199,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column in ("student", "step") else "right")
     for name in options.students.split(","):
         for length in map(int, options.lengths.split(",")):
-            for row in measure(SHAPES[name], length, options):
+            for row in (profile if options.profile else measure)(SHAPES[name], length, options):
                 table.add_row(name, str(length), *row)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 

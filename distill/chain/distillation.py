@@ -22,6 +22,7 @@ from distill.core.options import show_value
 from distill.core.storage import open_cache
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
+from distill.data.shards import Shards
 from distill.data.splits import LabelledData
 from distill.edge import Bundle
 from distill.export.bundle_writer import check_calibration, check_patterns
@@ -144,6 +145,8 @@ class _Reading:
             rehearse=self._rehearse,
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation)
+        if (shards := _shards_of(self.data)) is not None and not plan.dry_run:
+            shards.check_teacher(teacher.fingerprint)
         if info.writes:  # Notices of what no text is written with here, of the teacher's generation configuration.
             notices = list_notices(teacher.model, fills=not info.generates, max_target=info.max_target)
             for notice in notices:
@@ -290,6 +293,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     if plan.wants_baseline:
         supervised_objective(data.terms, task=task.info.name)
     check_ranking(student, data, task)
+    check_streamed(data, task, plan)
     found, length = locate(source, task), student.option("max_length") if student.is_fitted else None
     if length is not None:  # It reads more than its teacher.
         assert isinstance(task, Kind)
@@ -301,6 +305,38 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     encode = encoding.Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, data, encode, search)
+
+
+def _shards_of(data: Data) -> Shards | None:
+    """Returns the shards that the training streams."""
+    return data.pool.shards if isinstance(data, LabelledData) else None
+
+
+def check_streamed(data: Data, task: Task, plan: Plan) -> None:
+    """Raises UserError for a training that cannot stream its shards, which have the teacher's outputs alone."""
+    shards = _shards_of(data)
+    if shards is None:
+        return
+    assert isinstance(task, Kind)
+    shards.check(task.kind, task.known_columns, data.labels)
+    named, needed = f"the shards in {shards.directory}", plan.objective.needs
+    reading = [name for output in sorted(needed) for name in plan.objective.needing(output)]
+    if len(plan.tasks) > 1:
+        raise UserError(f"{named} are streamed for one task, and task={plan.tasks.name} has several")
+    if reading:
+        raise UserError(
+            f"{named} have the teacher's outputs alone, and {', '.join(dict.fromkeys(reading))} of objective "
+            f"{plan.objective.name} needs {', '.join(sorted(needed))}: take objective=hinton, or objective=embedding "
+            "for vectors"
+        )
+    if plan.trains_pieces:
+        raise UserError(f"{named} may have any pieces of the vocabulary: leave out export.vocabulary")
+    if plan.trainer.max_steps is None:
+        shown = sum(shards.rows) / cast(LabelledData, data).pool.share
+        raise UserError(
+            f"{named} are streamed: give trainer.max_steps; to show each of the {sum(shards.rows):,} texts once is to "
+            f"show {shown:,.0f} examples, in batches of trainer.batch_size"
+        )
 
 
 def check_ranking(student: Student, data: Data, task: Task) -> None:

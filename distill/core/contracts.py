@@ -42,6 +42,7 @@ PROMPT_TOKENS = "prompt_tokens"  # The column `[B]` of the number of a text's fi
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 POOLED = "pooled_states"  # The output of a model with the mean of its last hidden states over each text, `[B, H]`.
 TAUGHT = "taught"  # The column `[B]` or `[B, L]` of batches, 1 for the items that the teacher has outputs for.
+TEACHER_LOGITS = "teacher_logits"  # The column `[B, C]` of batches with the teacher's outputs, of texts of shards.
 TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
 
 # Tensors with the names of Hugging Face, `[B, L]` or `[B]`, and `example_id [B]`. Where examples have several sequences

@@ -125,6 +125,12 @@ def write_json(path: Path, content: JsonObject) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def free_bytes(directory: Path) -> int:
+    """Returns the free space of the disk that has or will have this directory."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
 def hash_file(path: Path) -> str:
     """Returns the SHA-256 of a file's content in hexadecimal."""
     with open(path, "rb") as file:

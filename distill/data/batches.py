@@ -21,6 +21,8 @@ from distill.data import tokenization
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from distill.data.streams import ShardedPool
+
 
 CollatedBatch = dict[str, Tensor]
 Step = list[list[int]]
@@ -147,7 +149,12 @@ class TokenizedExamples(PaddedExamples):
         targets: the tokens that a decoder writes for each example, which are columns `labels` and
             `decoder_attention_mask`, `[B, T]`, of the batches. They count among the tokens of an example. None for
             examples without a target.
+
+    Attributes:
+        streamed: texts in shards, with which a training mixes the examples; None without.
     """
+
+    streamed: "ShardedPool | None" = None
 
     def __init__(
         self,
@@ -227,6 +234,21 @@ class TokenizedExamples(PaddedExamples):
         other.padding = {name: IGNORED, **self.padding}
         return other
 
+    def select(self, chosen: np.ndarray) -> Self:
+        """Returns these examples, which have no targets."""
+        other = copy.copy(self)
+        other._rows = self._rows.select(chosen)
+        other.lengths, other.tokens, other.sequences = (
+            values[chosen] for values in (self.lengths, self.tokens, self.sequences)
+        )
+        return other
+
+    def mixed_with(self, streamed: "ShardedPool | None") -> Self:
+        """Returns the examples, with which a training mixes the texts of a pool."""
+        other = copy.copy(self)
+        other.streamed = streamed
+        return other
+
     def pieces(self) -> np.ndarray | None:
         """Returns the ids of all tokens of the batches, ascending, `[n]`; None with targets, which a decoder reads."""
         if self._targets is not None:
@@ -240,6 +262,8 @@ class TokenizedExamples(PaddedExamples):
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
+        if self.streamed is not None:
+            return self.streamed.training_loader(self, steps=steps, **batches)
         return bucket_loader(self, **batches)
 
 
@@ -583,7 +607,11 @@ def ratio(share: float) -> float:
 def labelled_only(examples: EncodedSplits) -> EncodedSplits:
     """Returns the splits without the pool, for trainings on labels alone."""
     train = examples["train"]
-    return {**examples, "train": train.labelled} if isinstance(train, MixedExamples) else examples
+    if isinstance(train, MixedExamples):
+        return {**examples, "train": train.labelled}
+    if isinstance(train, TokenizedExamples) and train.streamed is not None:
+        return {**examples, "train": train.mixed_with(None)}
+    return examples
 
 
 def epoch_size(train: Loader) -> int:

@@ -17,6 +17,7 @@ from distill.core.errors import UnreachableError, UserError
 from distill.data import sources, splits
 from distill.data.labelled_text import read_text_column
 from distill.data.prose import WebCleaner, check_left, describe_cleaning, normalize_text, split_sentences
+from distill.data.shards import Shards, is_sharded
 from distill.data.splits import GIVEN_TEXTS, MOST_IN_BANK, OWN_ROWS, LabelledData, Split, text_split
 from distill.rows.columns import SUFFIXES as ROW_SUFFIXES
 from distill.rows.columns import Table
@@ -39,6 +40,11 @@ SUFFIXES = (*PLAIN, *ROW_SUFFIXES, *sources.SQUAD)
 HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
 USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name may be that of a data set of the Hub."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class UnlabelledTables:
 
     def _read_hub(self, name: str) -> Table:
         missing = f"{self.option}={name} is no file and no directory"
-        if not _HUB_ID.fullmatch(name) or name.endswith(SUFFIXES):
+        if not is_hub_id(name):
             raise UserError(f"{missing}, expected one of them or a data set of the Hub (owner/name)")
         try:
             loaded = storage.load_hub_dataset(name, f"data set {name}", advice="")
@@ -169,6 +175,8 @@ class UnlabelledText:
         Raises:
             UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
         """
+        if isinstance(self.source, str | Path) and is_sharded(path := Path(self.source).expanduser()):
+            return replace(data, pool=replace(data.pool, shards=Shards.open(path)))
         needs = "pairs of texts" if len(self.text) == 2 else None
         tables = UnlabelledTables(self.source, self.text, (*self.text, USUAL), self.label, needs)
         parts = map(self._select, tables.read())
@@ -260,26 +268,55 @@ def clean(rows: Split, data: LabelledData, *, by_sentence: bool = False) -> tupl
     Args:
         by_sentence: whether no sentence of a text of the scored splits stays either.
     """
-    scored: dict[object, str] = {}
-    for name, split in data.scored().items():
-        for texts in split.compared_texts():
-            scored.setdefault(tuple(sorted(map(normalize_text, texts))), name)
-            sentences = [of for text in texts for of in split_sentences(" ".join(text.split()))] if by_sentence else []
-            for text in (*texts, *sentences):
-                scored.setdefault((normalize_text(text),), name)
-    found: dict[object, str] = dict.fromkeys(_keys(data.splits["train"]), "train")
-    for key in _keys(data.pool.rows) if len(data.pool) else ():
-        found.setdefault(key, "doubled")
-    removed: dict[str, int] = dict.fromkeys(("empty", *data.scored(), "train", "doubled"), 0)
-    chosen = []
-    for row, key in enumerate(_keys(rows)):
-        reason = "empty" if data.is_empty(key) else scored.get(tuple(sorted(key)), found.get(key))
-        if reason is None:
-            chosen.append(row)
-            found[key] = "doubled"
-        else:
-            removed[reason] += 1
-    return rows.select(np.array(chosen, dtype=np.int64)), removed
+    chosen, removed = KnownTexts.of(data, by_sentence=by_sentence).choose_new(rows)
+    return rows.select(chosen), removed
+
+
+@dataclass(frozen=True)
+class KnownTexts:
+    """The texts of the splits of a task and of its pool, of which none is in further rows.
+
+    Args:
+        scored: the scored split of each text and of each row, in any order of its texts.
+        found: `train` or `doubled` for each row.
+        is_empty: tells a row that has nothing to learn from.
+        reasons: all reasons for which a row may be left out.
+    """
+
+    scored: Mapping[object, str]
+    found: Mapping[object, str]
+    is_empty: Callable[[Sequence[str]], bool]
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: LabelledData, *, by_sentence: bool = False) -> "KnownTexts":
+        """Returns those of the data, with `by_sentence` as in `clean`."""
+        scored: dict[object, str] = {}
+        for name, split in data.scored().items():
+            for texts in split.compared_texts():
+                scored.setdefault(tuple(sorted(map(normalize_text, texts))), name)
+                sentences = (
+                    [of for text in texts for of in split_sentences(" ".join(text.split()))] if by_sentence else []
+                )
+                for text in (*texts, *sentences):
+                    scored.setdefault((normalize_text(text),), name)
+        found: dict[object, str] = dict.fromkeys(_keys(data.splits["train"]), "train")
+        for key in _keys(data.pool.rows) if len(data.pool) else ():
+            found.setdefault(key, "doubled")
+        return cls(scored, found, data.is_empty, ("empty", *data.scored(), "train", "doubled"))
+
+    def choose_new(self, rows: Split) -> tuple[np.ndarray, dict[str, int]]:
+        """Returns the numbers of the rows that are new, each once, and of those removed by reason, as `clean`."""
+        removed = dict.fromkeys(self.reasons, 0)
+        chosen, seen = [], set[object]()
+        for row, key in enumerate(_keys(rows)):
+            reason = "empty" if self.is_empty(key) else self.scored.get(tuple(sorted(key)), self.found.get(key))
+            if reason is None and key not in seen:
+                chosen.append(row)
+                seen.add(key)
+            else:
+                removed[reason or "doubled"] += 1
+        return np.array(chosen, dtype=np.int64), removed
 
 
 def describe_removed(removed: Mapping[str, int]) -> str:

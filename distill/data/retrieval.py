@@ -112,7 +112,8 @@ class GroupColumns:
         """
         known = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
         pool = UnlabelledText(source, text=self.text[:1], label=self.label).add_to(known).pool
-        return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
+        rows = None if pool.rows is None else group_split([[text] for text in pool.rows.texts])
+        return replace(data, pool=replace(pool, rows=rows))
 
     def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
         columns = [table.columns[name] for name in (*self.text, *self.train_text) if name in table.columns]

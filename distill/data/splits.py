@@ -16,6 +16,7 @@ from distill.core.console import print_notice
 from distill.core.contracts import IGNORED
 from distill.core.errors import UserError, first_line
 from distill.data.problems import find_doubled, find_shared
+from distill.data.shards import Shards
 from distill.data.sources import TableSource
 from distill.rows.formats import Lines
 
@@ -408,6 +409,7 @@ class Pool:
         removed: number of texts that were left out, by reason.
         augmentation: of run.json, if some of the texts are changed copies of the training texts.
         sources: the `sources` of run.json.
+        shards: further texts in shards with the teacher's outputs; None without.
     """
 
     rows: Any = None
@@ -415,6 +417,7 @@ class Pool:
     removed: Mapping[str, int] = field(default_factory=dict)
     augmentation: Mapping[str, Any] | None = None
     sources: tuple[Mapping[str, Any], ...] = ()
+    shards: Shards | None = None
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)

@@ -83,6 +83,7 @@ JOBS: dict[str, Job] = {
         "distill.jobs.training_jobs:run_finetune", ("teacher.finetune", "teacher.cache", "adapt"),
         (*_TEXT_TRAINING, "adapt"), model="teacher/model",
     ),
+    "teach": Job("distill.jobs.teaching_job:run_teach", ("teacher.finetune", "teacher.cache", "adapt")),
     "pretrain": Job("distill.jobs.training_jobs:run_pretrain", _TEXT_TRAINING, model="teacher/model"),
     # Imports neither torch nor transformers.
     "cache": _job_without_run("cache_entries:run_cache", "job=", "job.", "cache_dir=", words="cache_dir and job.*"),
@@ -141,6 +142,7 @@ _WITHOUT = {
 _READ_BY = {
     "check": "data",
     "label": "data",
+    "teach": "data",
     "report": "runs",
     "glue_test": "runs",
     "publish": "run",

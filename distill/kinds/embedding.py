@@ -34,7 +34,7 @@ from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data import tokenization
 from distill.data.batches import TokenizedExamples, scoring_steps
 from distill.data.pool import USUAL
-from distill.data.retrieval import IS_QUERY, GroupColumns
+from distill.data.retrieval import IS_QUERY, GroupColumns, group_split
 from distill.data.splits import LabelledData, Split, text_split
 from distill.edge.index import ROLES
 from distill.kinds import labelled_rows
@@ -390,6 +390,10 @@ class Embedding(Kind):
         return self.pool.add_to(replace(data, terms=_supervised_terms(data)))
 
     known_columns = ("text",)
+    can_stream = True
+
+    def create_rows(self, columns: list[list[str]]) -> Split:
+        return group_split([[text] for text in columns[0]])
 
     def read_known(self, known: KnownTable, data: LabelledData) -> Found:
         """Yields the vector of each text."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,7 +18,8 @@ from distill.core.errors import Overview, Shown, describe_call
 from distill.data.batches import MixedExamples, TokenizedExamples
 from distill.data.pool import BankSource, clean_pool
 from distill.data.sources import TableSource
-from distill.data.splits import SHARE, LabelledData, Split, text_split
+from distill.data.splits import SHARE, LabelledData, Pool, Split, text_split
+from distill.data.streams import ShardedPool
 from distill.data.tokenization import Tokens, tokenize_split
 from distill.kinds.known import Found, Key, KnownTable, normalize
 from distill.labelling.forms import Form
@@ -124,6 +126,8 @@ class Kind(TaskInfo, Shown):
     source: TableSource
     # The columns of texts in a table with outputs of a teacher; empty for a kind that has no such table.
     known_columns: tuple[str, ...] = ()
+    # Whether an example of those texts is one item, so that shards of them can be streamed.
+    can_stream = False
     # The question about an example to a language model; None for a kind that has none.
     answer_form: type[Form[Any]] | None = None
 
@@ -137,6 +141,10 @@ class Kind(TaskInfo, Shown):
         """The facts alone, for code that neither reads nor runs the task."""
         return self
 
+    def read(self, cache_dir: Path) -> Any:
+        """Reads every split."""
+        raise TypeError(f"{type(self).__name__} has no read(cache_dir)")
+
     def prompted(self, data: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
         """Returns the data whose texts begin with the prompts of a tokenizer, for a kind whose texts have roles."""
         return data
@@ -149,16 +157,34 @@ class Kind(TaskInfo, Shown):
         """
         encoder = Encoder(tokenizer, self.max_length, cache_dir)
         train = self.encode_split(encoder, data, "train", data.splits["train"])
+        if data.pool.shards is not None:
+            train = train.mixed_with(self.stream(data, tokenizer))
         scored = {name: self.encode_split(encoder, data, name, split) for name, split in data.scored().items()}
         pool = data.pool.fit_share(len(data.splits["train"]))
         if not len(pool):
             return {"train": train, **scored}
-        rows = self.encode_split(encoder, data, UNLABELLED, self.create_unlabelled(pool.shuffled(), data))
+        rows = self.encode_unlabelled(encoder, data, pool.shuffled())
         return {"train": MixedExamples(train, rows, share=pool.share, record=pool.record()), **scored}
 
     def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes one split; `name` is `UNLABELLED` for the pool."""
         raise TypeError(f"{type(self).__name__} has no encode_split(encoder, data, name, split)")
+
+    def stream(self, data: LabelledData, tokenizer: PreTrainedTokenizerBase) -> ShardedPool:
+        """Returns the texts of shards that only the teacher labels."""
+        shards = data.pool.shards
+        assert shards is not None
+        without = replace(data, pool=Pool())
+        encode = partial(self.encode_unlabelled, Encoder(tokenizer, self.max_length, None), without)
+        return ShardedPool(shards, data.pool.share, encode, self.create_rows)
+
+    def create_rows(self, columns: list[list[str]]) -> Split:
+        """Returns texts by column, those of `known_columns`, as a split."""
+        return text_split(*columns)
+
+    def encode_unlabelled(self, encoder: Encoder, data: LabelledData, pool: Split) -> TokenizedExamples:
+        """Tokenizes rows without labels."""
+        return self.encode_split(encoder, data, UNLABELLED, self.create_unlabelled(pool, data))
 
     def create_unlabelled(self, pool: Split, data: LabelledData) -> Split:
         """Returns the rows of the pool as a split without labels."""

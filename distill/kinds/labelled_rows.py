@@ -261,7 +261,7 @@ class TextRows(Kind):
     """
 
     auto_class = "AutoModelForSequenceClassification"
-    can_augment = True
+    can_augment = can_stream = True
     scoring: Any
 
     def __init__(

@@ -226,6 +226,19 @@ def fill_outputs(
     return outputs
 
 
+def compute_logits(
+    computation: Computation, teacher: PreTrainedModel, examples: Examples, done: Callable[[int], None]
+) -> Tensor:
+    """Returns the logits `[N, C]` of examples of one item each; raises NumericalError for those that are not finite.
+
+    Args:
+        done: called with the number of examples of each forward pass.
+    """
+    columns, _ = _compute(teacher, computation, examples, examples.tokens, first=0, hidden=None, done=done)
+    _check_finite(columns, None)
+    return columns["logits"]
+
+
 def cached_scores(computation: Computation, scoring: Scoring, examples: EncodedSplits) -> dict[str, Scores]:
     """Returns the teacher's scores on every split except `train`, by example, from its cached logits."""
     scores = {}

@@ -14,7 +14,6 @@ fill the same directory at once may write a file twice, with the same content.
 
 import hashlib
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from torch import Tensor
 from distill.core import storage
 from distill.core.contracts import Batch, Items, Outputs, Signal
 from distill.core.errors import UserError
-from distill.core.files import atomic_file, make_directory
+from distill.core.files import atomic_file, free_bytes, make_directory
 from distill.core.options import check_arguments
 from distill.core.storage import entry_key, lease
 from distill.losses.term import scatter_logits
@@ -432,7 +431,7 @@ class OutputCache:
         size = self.size_gb(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden=outputs.hidden)
         if size > self.max_gb:
             return self._too_large(size)
-        missing, free = self._missing_gb(outputs, examples, logit_bytes), _free_gb(outputs.directory)
+        missing, free = self._missing_gb(outputs, examples, logit_bytes), free_bytes(outputs.directory) / 1e9
         if missing == 0 or missing + MARGIN_GB <= free:
             return None
         return (
@@ -449,7 +448,7 @@ class OutputCache:
         size = self.check_size(outputs.lengths[:examples], logit_bytes=logit_bytes, hidden=outputs.hidden)
         make_directory(outputs.directory)
         lease(outputs.directory)
-        missing, free = self._missing_gb(outputs, examples, logit_bytes), _free_gb(outputs.directory)
+        missing, free = self._missing_gb(outputs, examples, logit_bytes), free_bytes(outputs.directory) / 1e9
         if missing > free:
             raise UserError(
                 f"the teacher's outputs would take {_format_size(missing)} and {outputs.directory} has "
@@ -650,12 +649,6 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         digest.update(tensors[name].numpy().data)
     return digest.hexdigest()
-
-
-def _free_gb(directory: Path) -> float:
-    """Returns the free space of the disk that has or will have this directory, in GB."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free / 1e9
 
 
 def _format_size(gigabytes: float) -> str:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from distill.core.contracts import (
     TASK_ID,
+    TEACHER_LOGITS,
     Batch,
     Examples,
     Items,
@@ -27,7 +28,15 @@ from distill.core.contracts import (
 )
 from distill.core.errors import UserError, first_line
 from distill.core.files import JsonObject
-from distill.data.batches import MixedExamples, labelled_only, scoring_steps, seen_examples, shown_in_epoch
+from distill.data.batches import (
+    MixedExamples,
+    TokenizedExamples,
+    labelled_only,
+    scoring_steps,
+    seen_examples,
+    shown_in_epoch,
+)
+from distill.data.shards import Shards
 from distill.kinds.outputs import KnownReading
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
@@ -109,6 +118,33 @@ class SignalByTask(Signal):
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         return self.signals[int(batch[TASK_ID][0])](batch, items)
+
+
+class Streamed(Signal):
+    """The teacher's outputs of a stream, which its batches have, and of the labelled examples that it is mixed with.
+
+    Args:
+        shards: those of the stream.
+        labelled: outputs of the labelled examples, `[N, C]`.
+    """
+
+    def __init__(self, shards: Shards, labelled: Tensor) -> None:
+        self.shards, self.labelled = shards, labelled
+
+    @property
+    def bytes(self) -> int:
+        return self.shards.bytes
+
+    def describe(self) -> str:
+        return f"{self.shards.directory} ({self.bytes / 1e6:.1f} MB, streamed)"
+
+    def __call__(self, batch: Batch, items: Items) -> Outputs:
+        example = items.example_id().cpu()
+        logits = self.labelled[example.clamp(min=0)].to(items.labels.device)
+        if TEACHER_LOGITS in batch:  # As in every batch but those of the labelled examples alone.
+            is_labelled = (example >= 0).to(logits.device)
+            logits = torch.where(is_labelled[:, None], logits, batch[TEACHER_LOGITS][items.row])
+        return Outputs(logits=logits)
 
 
 class Mean(Signal):
@@ -276,9 +312,10 @@ def outputs_for_training(
     if not isinstance(examples, Examples):
         return run_live(teacher, task, objective, "a stream shows a text once only")
     first, *others = teacher.members
+    if isinstance(examples, TokenizedExamples) and examples.streamed is not None:
+        return _stream(examples, first, task, cache, directory)
     hidden = hidden_layers(objective, student=student, teacher=first.model)
-    reason = WRITES if objective.writing is not None else None
-    reason = reason or _obstacle(
+    reason = WRITES if objective.writing is not None else _obstacle(
         cache, objective, task, hidden_gb=cache.size_gb(examples.tokens, logit_bytes=0, hidden=hidden),
         unnamed_layers=objective.needing_unnamed_layers(
             student.config.num_hidden_layers, first.model.config.num_hidden_layers
@@ -298,6 +335,22 @@ def outputs_for_training(
         cache_outputs(computation_of(other, task, cache, directory), examples, epochs=epochs) for other in others
     ]
     return Mean([outputs, *further], teacher.shares, task.info.likelihood)
+
+
+def _stream(
+    examples: TokenizedExamples, teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path
+) -> Streamed:
+    """Returns the outputs of shards, and those `[N, C]` of labelled examples, of one item each."""
+    assert examples.streamed is not None
+    cached = cache_outputs(computation_of(teacher, task, cache, directory), examples)
+    parts, order = [], list[int]()
+    for rows in scoring_steps(examples.lengths):
+        batch = examples[rows]
+        parts.append(get_logits(cached(batch, task.select(batch))))
+        order += rows
+    joined = torch.cat(parts)
+    labelled = torch.empty_like(joined).index_copy_(0, torch.tensor(order), joined)
+    return Streamed(examples.streamed.shards, labelled)
 
 
 def run_live(

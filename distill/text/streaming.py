@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from distill.core.contracts import BatchOptions, Loader
 from distill.core.errors import UserError
 from distill.data.batches import CollatedBatch, LengthBuckets
+from distill.data.streams import StepStream
 from distill.text.corpus import Position, leave_out
 from distill.text.packing import TokenSequence
 from distill.text.sequences import PackedText, Sequences, held_out_of
@@ -86,30 +85,24 @@ class StreamedText(PackedText):
                 f"{self.corpus.describe()} has {count} documents to train on, fewer than the {world} processes: start "
                 "fewer, set task.documents=paragraph or line, or give more text"
             )
-        return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
+        return stream.loader()
 
 
-class CorpusStream(IterableDataset[list[CollatedBatch]]):
+class CorpusStream(StepStream):
     """Optimizer steps of a corpus that is read during the training, repeatedly if it is too short.
 
-    A buffer of sequences is shuffled and masked like cached sequences. Each rank reads its own documents. The length
-    is the number of steps of the whole training.
-
-    `place` is the position of the last step. To resume after it, set `place` and, in `skip`, the number of finished
-    steps. At most one file is read again.
+    A buffer of sequences is shuffled and masked like cached sequences. Each rank reads its own documents. After a
+    place at most one file is read again.
 
     Raises:
         UserError: if the documents of a rank are shorter than one sequence.
     """
 
-    def __init__(self, text: StreamedText, *, steps: int, batches: BatchOptions, rank: int = 0, world: int = 1) -> None:
-        self.text, self.steps, self.batches, self.rank, self.world = text, steps, batches.copy(), rank, world
-        self.skip = 0
-        self.place: StepPosition | None = None
+    place: StepPosition | None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached properties."""
-        return {name: value for name, value in vars(self).items() if name not in ("sample", "is_training_document")}
+    def __init__(self, text: StreamedText, **options: Any) -> None:
+        super().__init__(**options)
+        self.text = text
 
     @cached_property
     def sample(self) -> Sequences:
@@ -122,22 +115,15 @@ class CorpusStream(IterableDataset[list[CollatedBatch]]):
         held_out = held_out_of(self.text.corpus, self.text.settings)
         return lambda key: not held_out(key)
 
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[list[CollatedBatch]]:
-        done, place, size = self.skip, self.place, self.batches["accumulate"]
-        self.skip, self.place = 0, None
-        if done and place is not None:
-            micro_batches = self._micro_batches(place["buffer"])
+    def read_steps(self, place: StepPosition | None) -> Iterator[tuple[StepPosition, list[CollatedBatch]]]:
+        size = self.batches["accumulate"]
+        micro_batches = self._micro_batches(None if place is None else place["buffer"])
+        if place is not None:
             next(itertools.islice(micro_batches, place["micro_batch"] + size - 1, None))
-        else:
-            micro_batches = self._micro_batches()
-        for _ in range(done, self.steps):
+        while True:
             # A step may continue in the next buffer, because all ranks need equally many micro-batches.
             step = list(itertools.islice(micro_batches, size))
-            self.place = step[0][0]
-            yield [examples[rows] for _, examples, rows in step]
+            yield step[0][0], [examples[rows] for _, examples, rows in step]
 
     def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
         """Returns the steps of these sequences."""

@@ -42,7 +42,7 @@ from distill.training.processes import WorkerError, dumps, get_rank, local_rank,
 from distill.training.ray_cluster import check_ray, connect
 
 if TYPE_CHECKING:
-    from distill.text.streaming import CorpusStream
+    from distill.data.streams import StepStream
 
 
 _STOPPING = (
@@ -149,7 +149,7 @@ class Checkpoints(Callback):
             )
         self.steps.skip = done
         if (place := places[processes.get_rank()]) is not None:
-            cast("CorpusStream", self.steps).place = place
+            cast("StepStream", self.steps).place = place
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:

@@ -126,7 +126,7 @@ def test_a_full_disk_prevents_caching_unless_everything_is_cached(
     cache_for_training: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     free = 2.00001
-    monkeypatch.setattr(output_cache, "_free_gb", lambda directory: free)
+    monkeypatch.setattr(output_cache, "free_bytes", lambda directory: free * 1e9)
     signal = cache_for_training()
     assert isinstance(signal, Live)
     assert signal.reason.endswith(f"of the 2.00 GB left in {tmp_path}, where 2 GB stay free")

@@ -313,8 +313,9 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("", GROUP, "ablation adapt augment benchmark experiment export objective student task teacher variant"),
     ("", replace(GROUP, excluded=("mlflow", "wandb")), "logger"),
     ("", replace(GROUP, excluded=("ddp", "fsdp", "ray")), "trainer"),
-    ("", replace(GROUP, excluded=("benchmark", "cache", "check", "glue_test", "inspect", "label", "publish", "report")),
-     "job"),
+    ("", replace(GROUP, excluded=(
+        "benchmark", "cache", "check", "glue_test", "inspect", "label", "publish", "report", "teach",
+    )), "job"),
     # The run
     ("", VALUE, "seed seeds baseline alpha copies"),
     ("record.", VALUE, "texts"),
@@ -326,6 +327,7 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("", OF_JOBS, "bundles data json label model other private refresh repo report_dir run runs text"),
     ("inspect.", OF_JOBS, "*"),
     ("label.", OF_JOBS, "*"),
+    ("teach.", OF_JOBS, "*"),
     ("job.", OF_JOBS, "dry_run formats license older_than_days threads to_gb"),
     ("job.", replace(OF_JOBS, reason="choose with job=NAME"), "name"),
     ("experiment.", replace(OF_JOBS, reason="it is the table of an experiment"), "* *.* *.*.* *.*.*.*"),
