@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from distill.core.contracts import TEACHER_LOGITS
 from distill.core.errors import UserError
 from distill.data import shards as sharding
+from distill.data.batches import all_loaders
 from distill.data.shards import Manifest, Shards, ShardWriter, rounded
 from distill.data.streams import ShardStream
 from distill.jobs import teaching_job
 from distill.kinds import Classification, Embedding
+from distill.losses import HardLabels, Objective, SoftTargets
 from distill.teachers.signal import Streamed
-from tests.conftest import LABELS, LOOSE_OPTIONS, sentences, toy_bert
+from distill.training.module import DistillationModule
+from tests.conftest import LABELS, LOOSE_OPTIONS, SETTINGS, Toy, sentences, toy_bert
 from tests.jobs.conftest import Command
+from tests.laws.test_training import without_dropout
+from tests.training.test_checkpoints import equal_trainings, stop_at
 
 TEXTS = [f"{text} again {number}" for number, (text, _) in enumerate(sentences(90))]
 MANIFEST = Manifest(1, "classification", ("sentence",), LABELS, "teacher", "data", ("texts 1",), 40, "float32")
@@ -72,19 +79,45 @@ def read_all(directory: Path) -> dict[str, np.ndarray]:
     return dict(rows)
 
 
-def make_stream(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path, **options: Any) -> ShardStream:
-    """Returns the stream of shards of numbered texts whose outputs are their numbers, five shards of 20 texts."""
-    writer = ShardWriter(tmp_path / "numbered", replace(MANIFEST, texts=20))
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five shards of 20 numbered texts, whose outputs are their numbers."""
+    directory = tmp_path_factory.mktemp("numbered")
+    writer = ShardWriter(directory, replace(MANIFEST, texts=20))
     for number in range(5):
         numbers = np.arange(number * 20, number * 20 + 20)
         texts = [f"a lovely film {each}" for each in numbers]
         writer.write(number, {"sentence": texts}, np.stack([numbers, -numbers], axis=1).astype(np.float32))
     assert writer.finish(5) == 0
-    task = Classification(
-        text="sentence", label="label", data_dir=data_dir, unlabelled=tmp_path / "numbered", max_length=40
-    )
-    train: Any = task.encode(task.read(tmp_path), tokenizer, None)["train"]
-    return train.training_loader(steps=40, batch_size=8, accumulate=1, seed=3, **options).dataset  # type: ignore[no-any-return]
+    return directory
+
+
+MakeSplits = Callable[[], tuple[Classification, Any, dict[str, Any]]]
+
+
+@pytest.fixture
+def make_splits(
+    numbered: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> MakeSplits:
+    """Returns a task with these shards, its data and its examples; two shards are shuffled together."""
+    monkeypatch.setattr("distill.data.streams.BUFFER", 40)
+    task = Classification(text="sentence", label="label", data_dir=data_dir, unlabelled=numbered, max_length=40)
+
+    def make() -> tuple[Classification, Any, dict[str, Any]]:
+        data = task.read(tmp_path)
+        return task, data, task.encode(data, tokenizer, None)
+
+    return make
+
+
+@pytest.fixture
+def make_stream(make_splits: MakeSplits) -> Callable[..., ShardStream]:
+    def make(**options: Any) -> ShardStream:
+        train = make_splits()[2]["train"]
+        stream: ShardStream = train.training_loader(steps=40, batch_size=8, accumulate=1, seed=3, **options).dataset
+        return stream
+
+    return make
 
 
 def last_number(text: str) -> int:
@@ -160,10 +193,9 @@ def test_rounded_outputs_are_near(dtype: Any, most: float, tmp_path: Path) -> No
 
 
 def test_each_pass_shows_every_text_once_with_its_outputs_and_its_share_of_a_step(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    make_stream: Callable[..., ShardStream], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    monkeypatch.setattr("distill.data.streams.BUFFER", 40)
-    stream = make_stream(tmp_path, tokenizer, data_dir)
+    stream = make_stream()
     shown: list[int] = []
     for step in stream:
         is_pool = torch.cat([batch["example_id"] for batch in step]) < 0
@@ -183,16 +215,13 @@ def test_each_pass_shows_every_text_once_with_its_outputs_and_its_share_of_a_ste
 
 
 @pytest.mark.parametrize("stop", [1, 9, 10, 23])
-def test_a_resumed_stream_goes_on_with_the_same_steps(
-    stop: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distill.data.streams.BUFFER", 40)
-    stream = make_stream(tmp_path, tokenizer, data_dir)
+def test_a_resumed_stream_goes_on_with_the_same_steps(stop: int, make_stream: Callable[..., ShardStream]) -> None:
+    stream = make_stream()
     whole, places = [], []
     for step in stream:
         whole.append(step)
         places.append(stream.place)
-    again = make_stream(tmp_path, tokenizer, data_dir)
+    again = make_stream()
     again.skip, again.place = stop, places[stop - 1]
     rest = list(again)
     assert len(rest) == 40 - stop
@@ -200,12 +229,10 @@ def test_a_resumed_stream_goes_on_with_the_same_steps(
         assert all(torch.equal(own[0][name], other[0][name]) for name in other[0])
 
 
-def test_ranks_share_the_steps_of_one_process_with_larger_batches(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path
-) -> None:
-    whole = make_stream(tmp_path, tokenizer, data_dir)
+def test_ranks_share_the_steps_of_one_process_with_larger_batches(make_stream: Callable[..., ShardStream]) -> None:
+    whole = make_stream()
     whole.batches["batch_size"] = 16
-    ranks = [make_stream(tmp_path, tokenizer, data_dir, world=2) for _ in range(2)]
+    ranks = [make_stream(world=2) for _ in range(2)]
     ranks[1].rank = 1
     for step, *of_ranks in zip(whole, *ranks, strict=True):
         parts = [batch[TEACHER_LOGITS][:, 0] for of_rank in of_ranks for batch in of_rank]
@@ -214,18 +241,64 @@ def test_ranks_share_the_steps_of_one_process_with_larger_batches(
         assert len(of_ranks[0]) == len(of_ranks[1])
 
 
-def test_the_signal_of_a_batch_is_that_of_its_texts(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, data_dir: Path
-) -> None:
-    stream = make_stream(tmp_path, tokenizer, data_dir)
+def test_the_signal_of_a_batch_is_that_of_its_texts(make_stream: Callable[..., ShardStream]) -> None:
+    stream = make_stream()
     labelled = torch.arange(len(stream.labelled)).float()[:, None] + torch.tensor([0.25, 0.5])
     signal = Streamed(stream.pool.shards, labelled)
-    [batch] = next(iter(stream))
+    batch = next(iter(stream))[0]
     logits = signal(batch, Classification(text="sentence").select(batch)).logits
     assert logits is not None
     for row, example in enumerate(batch["example_id"].tolist()):
         expected = batch[TEACHER_LOGITS][row] if example < 0 else labelled[example]
         assert torch.equal(logits[row], expected)
+
+
+def make_training(make_splits: MakeSplits, tokenizer: PreTrainedTokenizerBase, directory: Path, **options: Any) -> Toy:
+    """Returns a training of seven steps, which reads three buffers."""
+    task, data, examples = make_splits()
+    settings = replace(SETTINGS, batch_size=16, max_epochs=None, max_steps=7, checkpoint_steps=1, **options)
+    loaders = all_loaders(examples, steps=7, **settings.batches())
+    train = examples["train"]
+    signal = Streamed(train.streamed.shards, torch.randn(len(train), 2, generator=torch.Generator().manual_seed(0)))
+    objective = Objective(name="hinton", terms={"soft": SoftTargets(weight=1), "hard": HardLabels(weight=1)})
+    torch.manual_seed(0)
+    student = from_teacher(toy_bert(len(tokenizer))).eval()
+    module = DistillationModule(
+        student=student, objective=objective, task=task, scoring=data.scoring, signal=signal, settings=settings,
+        steps_per_epoch=7,
+    )  # fmt: skip
+    return Toy(module, loaders, settings, tokenizer, directory)
+
+
+@pytest.mark.parametrize("stop", [2, 5])
+def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
+    stop: int,
+    make_splits: MakeSplits,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = make_training(make_splits, tokenizer, tmp_path / "whole")
+    whole.fit()
+    stop_at(make_training(make_splits, tokenizer, tmp_path / "stopped"), stop, monkeypatch)
+    resumed = make_training(make_splits, tokenizer, tmp_path / "stopped")
+    assert resumed.fit(resume=True).steps == 7
+    assert equal_trainings(resumed, whole)
+
+
+def test_two_ranks_end_with_the_weights_of_one_with_twice_the_batch(
+    make_splits: MakeSplits, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.data.streams.BUFFER", 32_768)  # As in the other processes.
+    one = make_training(make_splits, tokenizer, tmp_path / "one", eps=1e-2, clip=0.0)
+    two = make_training(make_splits, tokenizer, tmp_path / "two", eps=1e-2, clip=0.0, devices=2, strategy="ddp")
+    two.settings = replace(two.settings, batch_size=8)
+    two.loaders = all_loaders(make_splits()[2], steps=7, **two.settings.batches())
+    for toy in (one, two):
+        without_dropout(toy)
+        toy.fit()
+    for name, tensor in one.module.state_dict().items():
+        torch.testing.assert_close(two.module.state_dict()[name], tensor, rtol=0, atol=1e-4, msg=name)
 
 
 # Whole commands
