@@ -131,6 +131,11 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def show_size(size: float) -> str:
+    """Returns a number of bytes in words."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
 def hash_file(path: Path) -> str:
     """Returns the SHA-256 of a file's content in hexadecimal."""
     with open(path, "rb") as file:

@@ -20,7 +20,15 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
 from distill.core.errors import UserError, first_line
-from distill.core.files import acquire_lock, atomic_file, free_bytes, make_directory, release_lock, write_json
+from distill.core.files import (
+    acquire_lock,
+    atomic_file,
+    free_bytes,
+    make_directory,
+    release_lock,
+    show_size,
+    write_json,
+)
 from distill.rows.formats import show_names
 
 VERSION = 1
@@ -247,6 +255,6 @@ def check_room(directory: Path, needed: float) -> None:
     """Raises UserError for a disk without room for so many bytes."""
     if needed > (free := free_bytes(directory)):
         raise UserError(
-            f"the shards would take {needed / 1e9:.2f} GB and the disk of {directory} has {free / 1e9:.2f} GB left: "
+            f"the shards would take {show_size(needed)} and the disk of {directory} has {show_size(free)} left: "
             "set teach.output to a larger one, or teach.dtype=float16"
         )

@@ -1,5 +1,7 @@
 """The job `teach`, which writes the outputs of a teacher for any number of texts to shards that a training streams."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +12,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 from transformers import PreTrainedModel
 
-from distill.core.console import ProgressMeter, print_line, print_notice, silence_libraries
+from distill.core.console import ProgressMeter, format_duration, print_line, print_notice, silence_libraries
 from distill.core.errors import OptionError, UserError
+from distill.core.files import show_size
 from distill.core.options import STRICT, check_options
 from distill.core.storage import open_cache
 from distill.data.pool import KnownTexts, describe_removed
@@ -28,6 +31,7 @@ from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.signal import computation_of
 from distill.teachers.source import check_source, locate
 
+TIMED = 1000  # Texts of a dry run.
 BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
@@ -73,17 +77,24 @@ class TeacherPass:
         config = self.teacher.model.config
         return int(config.hidden_size if self.task.likelihood == "vector" else config.num_labels)
 
-    def compute(self, part: Part, meter: ProgressMeter) -> tuple[Part, np.ndarray, dict[str, int]]:
+    def estimate_seconds(self, part: Part, total: int | None) -> float:
+        """Returns the seconds of a pass over all texts, from one over the first ones of a part."""
+        few = [column[:TIMED] for column in part]
+        start = time.perf_counter()
+        self.compute(few, lambda number: None)
+        return (time.perf_counter() - start) / len(few[0]) * (total or len(part[0]))
+
+    def compute(self, part: Part, done: Callable[[int], None]) -> tuple[Part, np.ndarray, dict[str, int]]:
         """Returns the texts that are new, their outputs `[N, C]`, and the number of those removed by reason."""
         rows = self.task.create_rows(part)
         chosen, removed = self.known.choose_new(rows)
-        meter.advance(len(rows) - len(chosen))
+        done(len(rows) - len(chosen))
         texts = [[column[row] for row in chosen] for column in part]
         if not len(chosen):
             return texts, np.zeros((0, self.width), dtype=np.float32), removed
         encoder = Encoder(self.teacher.tokenizer, self.task.max_length, None)
         examples = self.task.encode_unlabelled(encoder, self.data, rows.select(chosen))
-        return texts, compute_logits(self.computation, self.model, examples, meter.advance).numpy(), removed
+        return texts, compute_logits(self.computation, self.model, examples, done).numpy(), removed
 
 
 def run_teach(config: DictConfig, run: Run) -> None:
@@ -108,9 +119,10 @@ def run_teach(config: DictConfig, run: Run) -> None:
     needed = (total or len(first[0])) * (size * len(first) + BYTES[settings.dtype] * outputs.width)
     output = Path(settings.output).expanduser()
     amount = "an unknown number of texts" if total is None else f"about {total:,} texts"
-    print_line(f"Texts    {amount} of {config.data}, at most {needed / 1e9:.2f} GB in {output} ({settings.dtype})")
+    print_line(f"Texts    {amount} of {config.data}, at most {show_size(needed)} in {output} ({settings.dtype})")
     check_room(output, needed)
     if config.dry_run:
+        print_line(f"Teacher  about {format_duration(outputs.estimate_seconds(first, total))} by one process")
         return
     manifest = Manifest(
         VERSION, task.kind, task.known_columns, outputs.data.labels, outputs.teacher.fingerprint, outputs.data.sha256,
@@ -165,7 +177,7 @@ def _write(writer: ShardWriter, texts: TextFiles, outputs: TeacherPass, total: i
                 if not is_mine:
                     meter.advance(len(part[0]))
                     continue
-                kept, values, removed = outputs.compute(part, meter)
+                kept, values, removed = outputs.compute(part, meter.advance)
                 path = writer.write(number, dict(zip(names, kept, strict=True)), values)
             left_out = {reason: left_out.get(reason, 0) + count for reason, count in removed.items()}
             if not written and len(values):
@@ -175,7 +187,7 @@ def _write(writer: ShardWriter, texts: TextFiles, outputs: TeacherPass, total: i
     print_line(f"Teacher  {written:,} texts with {OUTPUTS}; removed: {describe_removed(left_out)}")
     print_line(f"Shards   {number + 1 - missing:,} of {number + 1:,} in {writer.directory}")
     if missing:
-        print_notice(f"{missing:,} shards are written by other processes; the same command writes those that they lose")
+        print_notice(f"other processes write {missing:,} more; the same command writes those that they lose")
 
 
 def _check_first(writer: ShardWriter, values: np.ndarray, path: Path, total: int) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 from distill.core import storage
 from distill.core.contracts import Batch, Items, Outputs, Signal
 from distill.core.errors import UserError
-from distill.core.files import atomic_file, free_bytes, make_directory
+from distill.core.files import atomic_file, free_bytes, make_directory, show_size
 from distill.core.options import check_arguments
 from distill.core.storage import entry_key, lease
 from distill.losses.term import scatter_logits
@@ -379,7 +379,7 @@ class OutputCache:
         elif "hidden_states" in needs and self.hidden is False:
             reason = (
                 f"{', '.join(needs['hidden_states'])} reads hidden states: teacher.cache.hidden=true caches those too"
-                + (f", {_format_size(hidden_gb)} of disk" if hidden_gb else "")
+                + (f", {show_size(hidden_gb * 1e9)} of disk" if hidden_gb else "")
             )
         elif not self.is_wanted(by_default=by_default):
             reason = (
@@ -435,7 +435,7 @@ class OutputCache:
         if missing == 0 or missing + MARGIN_GB <= free:
             return None
         return (
-            f"the teacher's outputs would take {_format_size(missing)} of the {_format_size(free)} left in "
+            f"the teacher's outputs would take {show_size(missing * 1e9)} of the {show_size(free * 1e9)} left in "
             f"{outputs.directory.parent}, where {MARGIN_GB:g} GB stay free"
         )
 
@@ -451,14 +451,16 @@ class OutputCache:
         missing, free = self._missing_gb(outputs, examples, logit_bytes), free_bytes(outputs.directory) / 1e9
         if missing > free:
             raise UserError(
-                f"the teacher's outputs would take {_format_size(missing)} and {outputs.directory} has "
-                f"{_format_size(free)} left: "
+                f"the teacher's outputs would take {show_size(missing * 1e9)} and {outputs.directory} has "
+                f"{show_size(free * 1e9)} left: "
                 "give another cache_dir, or set teacher.cache.enabled=false"
             )
-        return _format_size(size)
+        return show_size(size * 1e9)
 
     def _too_large(self, size: float) -> str:
-        return f"the teacher's outputs would take {_format_size(size)}, more than teacher.cache.max_gb={self.max_gb:g}"
+        return (
+            f"the teacher's outputs would take {show_size(size * 1e9)}, more than teacher.cache.max_gb={self.max_gb:g}"
+        )
 
     def _missing_gb(self, outputs: "Cached", examples: int, logit_bytes: float) -> float:
         """Returns the size of the missing outputs; `logit_bytes` is the size of the logits of all `examples`."""
@@ -649,7 +651,3 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         digest.update(tensors[name].numpy().data)
     return digest.hexdigest()
-
-
-def _format_size(gigabytes: float) -> str:
-    return f"{gigabytes:.2f} GB" if gigabytes >= 0.1 else f"{gigabytes * 1e3:.1f} MB"

@@ -441,7 +441,7 @@ def test_shards_of_other_options_and_a_full_disk_are_refused_before_the_pass(
     monkeypatch.setattr(sharding, "free_bytes", lambda directory: 10)
     monkeypatch.setattr(teaching_job, "_write", None)
     code, output = teach("teach.output=other")
-    assert (code, "GB left: set teach.output to a larger one, or teach.dtype=float16" in output) == (2, True)
+    assert (code, "MB left: set teach.output to a larger one, or teach.dtype=float16" in output) == (2, True)
 
 
 def test_a_manifest_of_a_later_version_names_the_version(tmp_path: Path) -> None:
