@@ -5,9 +5,10 @@
 The texts are made of random words, the teacher has two layers of width 64, and the student one of them. Each command
 runs in a process of its own, whose peak of memory and seconds are shown. A row says how much more memory than with the
 fewest texts the pass and the training took, and how soon the whole command ended: the training has ten steps, so that
-nearly all of its seconds are those before the first one. With `--workers 2` the pass is timed again by two processes at
-once, each with one thread. With `--kills 20` it is killed so many times at random and started again, and its shards are
-compared with those of a pass that ran through.
+nearly all of its seconds are those before the first one. `--made 20` adds a training over so many million texts whose
+outputs are made up, because a pass over them takes most of an hour. With `--workers 2` the pass is timed again by two
+processes at once, each with one thread. With `--kills 20` it is killed so many times at random and started again, and
+its shards are compared with those of a pass that ran through.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
+from distill.data.shards import Manifest, ShardWriter
 from distill.text.vocabulary import train_word_pieces
 
 WORDS = [
@@ -95,11 +98,23 @@ def kill_at_random(work: Path, options: list[str], kills: int, seconds: float) -
     return kills + 1
 
 
+def make_shards(work: Path, like: str, name: str, number: int, size: int) -> None:
+    """Writes shards of so many texts with random outputs, which are said to be of the teacher of other shards."""
+    writer = ShardWriter(work / name, replace(Manifest.read(work / like), source=(name,), shards=None))
+    chosen, shards = np.random.default_rng(0), -(-number // size)
+    for shard in range(shards):
+        rows = chosen.integers(0, len(WORDS), (size, 6)).tolist()
+        texts = [f"{' '.join(WORDS[word] for word in words)} {shard * size + row}" for row, words in enumerate(rows)]
+        writer.write(shard, {"sentence": texts}, chosen.normal(size=(size, 2)).astype(np.float32))
+    writer.finish(shards)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="SST-2: train.tsv and dev.tsv")
     parser.add_argument("--millions", default="0.05,1,5", help="millions of texts, the fewest first")
     parser.add_argument("--texts", type=int, default=50_000, help="texts of a shard")
+    parser.add_argument("--made", type=float, help="millions of texts with made outputs, for a training alone")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--work", type=Path, help="directory of texts and shards; temporary by default")
@@ -115,17 +130,17 @@ def main() -> None:
             "+teacher=pretrained", f"teacher.path={work / 'teacher'}", "teacher.accept_weak=true", "cache_dir=cache",
             "task=sst2", f"task.data_dir={Path(options.data).absolute()}", "task.train_examples=2000",
         ]  # fmt: skip
+        train = [
+            *common, "+student=distilbert", "objective=hinton", "trainer.max_steps=10", "export.enabled=false",
+            "benchmark.enabled=false", "baseline=false",
+        ]  # fmt: skip
         least: tuple[float, float] | None = None
         for millions in map(float, options.millions.split(",")):
             number = round(millions * 1e6)
             make_texts(work / "texts.txt", number)
             teach = ["job=teach", "data=texts.txt", f"teach.texts={options.texts}", *common]
             seconds, peak = run(work, *teach, f"teach.output=shards{number}")
-            train = [
-                *common, "+student=distilbert", f"task.unlabelled=shards{number}", "objective=hinton",
-                "trainer.max_steps=10", "export.enabled=false", "benchmark.enabled=false", "baseline=false",
-            ]  # fmt: skip
-            trained, train_peak = run(work, *train)
+            trained, train_peak = run(work, *train, f"task.unlabelled=shards{number}")
             least = least or (peak, train_peak)
             faster, same = "", ""
             if options.workers > 1:
@@ -139,6 +154,13 @@ def main() -> None:
                 f"{number:,}", f"{seconds:.0f}", f"{number / seconds:,.0f}", f"{peak - least[0]:+.0f}",
                 f"{trained:.1f}", f"{train_peak - least[1]:+.0f}", faster, same,
             )  # fmt: skip
+            table.add_row(*row)
+            print(*row, file=sys.stderr, flush=True)
+        if options.made and least:
+            made = round(options.made * 1e6)
+            make_shards(work, f"shards{number}", "made", made, options.texts)
+            trained, train_peak = run(work, *train, "task.unlabelled=made")
+            row = (f"{made:,} made", "", "", "", f"{trained:.1f}", f"{train_peak - least[1]:+.0f}", "", "")
             table.add_row(*row)
             print(*row, file=sys.stderr, flush=True)
     Console(width=None if sys.stdout.isatty() else 160).print(table)

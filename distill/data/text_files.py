@@ -20,6 +20,7 @@ _BUILDERS = {
     ".txt": ("text", {}), ".csv": ("csv", {}), ".tsv": ("csv", {"sep": "\t"}), ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
 }  # fmt: skip
+_SAMPLE = 1 << 20  # Bytes whose lines are counted.
 Part = list[list[str]]  # The texts of some examples by column.
 
 
@@ -68,8 +69,8 @@ class TextFiles:
             return (self.place,)
         return tuple(f"{Path(file).name} {Path(file).stat().st_size}" for file in self.files)
 
-    def count(self, part: Part) -> int | None:
-        """Returns about how many examples there are, from the size of the files and the first part; None for unknown.
+    def count(self) -> int | None:
+        """Returns about how many examples there are, by the lines of the first megabyte; None for unknown.
 
         Those of Parquet files are counted.
         """
@@ -79,8 +80,10 @@ class TextFiles:
             return None
         if _type_of(self.files[0]) == ".parquet":
             return sum(int(pq.read_metadata(file).num_rows) for file in self.files)
-        read = sum(len(text.encode()) + 1 for column in part for text in column)
-        return max(len(part[0]), round(sum(Path(file).stat().st_size for file in self.files) * len(part[0]) / read))
+        with open(self.files[0], "rb") as file:
+            sample = file.read(_SAMPLE)
+        lines = max(1, sample.count(b"\n"))
+        return round(sum(Path(file).stat().st_size for file in self.files) * lines / max(1, len(sample)))
 
     def read(self, size: int) -> Iterator[Part]:
         """Yields the texts of `size` examples at a time, without white space at their ends.

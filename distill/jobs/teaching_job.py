@@ -16,7 +16,7 @@ from distill.core.console import ProgressMeter, format_duration, print_line, pri
 from distill.core.errors import OptionError, UserError
 from distill.core.files import show_size
 from distill.core.options import STRICT, check_options
-from distill.core.storage import open_cache
+from distill.core.storage import is_url, open_cache
 from distill.data.pool import KnownTexts, describe_removed
 from distill.data.shards import OUTPUTS, VERSION, Dtype, Manifest, ShardWriter, check_room, rounded
 from distill.data.splits import LabelledData, Pool
@@ -109,12 +109,14 @@ def run_teach(config: DictConfig, run: Run) -> None:
     task = _find_task(Tasks.of(execution.instantiate(config.task)))
     if settings.dtype == "int8" and task.likelihood != "vector":
         raise OptionError("teach.dtype", "int8", "float32 or float16, because int8 is for vectors")
+    if is_url(settings.output):
+        raise OptionError("teach.output", settings.output, "a directory, which all workers share")
     texts = TextFiles(config.data, task.known_columns)
     first = next(texts.read(settings.texts), None)
     if first is None:
         raise UserError(f"data={config.data} has no text")
     outputs = _prepare(config, run, task)
-    total = texts.count(first)
+    total = texts.count()
     size = float(np.mean([len(text.encode()) for text in zip(*first, strict=True) for text in text]))
     needed = (total or len(first[0])) * (size * len(first) + BYTES[settings.dtype] * outputs.width)
     output = Path(settings.output).expanduser()

@@ -418,6 +418,7 @@ def test_trainings_that_cannot_stream_are_refused(
         (("data=wrong.csv",), "data=wrong.csv has the columns other, expected sentence"),
         (("teach.dtype=int8",), "got teach.dtype=int8, expected float32 or float16, because int8 is for vectors"),
         (("teach.text=3",), "teach.text"),
+        (("teach.output=s3://bucket/shards",), "expected a directory, which all workers share"),
         (("task=wnut17",), "job=teach is for one task of classes, numbers or vectors of texts, and task="),
         (("trainer.batch_size=3",), "trainer.batch_size=3 would change nothing in job=teach"),
     ],
