@@ -20,6 +20,7 @@ from distill.core.errors import Overview, Shown, UserError
 from distill.core.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.core.options import show_value
 from distill.core.storage import open_cache
+from distill.data.batches import streamed_pool
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.data.shards import Shards
@@ -376,7 +377,8 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
     bundle, heads = prepared.run.directory / "bundle", heads_of(student)
     retrained = functools.cache(lambda: heads_of(prepared.retrain(student)))
     # A stream has no epoch that quantization-aware distillation could train for.
-    can_retrain = isinstance(prepared.examples["train"], Examples) and prepared.fitted is None
+    train = prepared.examples["train"]
+    can_retrain = isinstance(train, Examples) and streamed_pool(train) is None and prepared.fitted is None
     deliveries = []
     with prepared.run.timed("export"), atomic_directory(bundle) as directory:
         for task_run, task_scores in prepared.scores_of_tasks(scores):

@@ -26,7 +26,7 @@ from distill.core.contracts import BatchOptions, Data, EncodedSplits, Examples, 
 from distill.core.errors import first_line
 from distill.core.files import JsonObject, atomic_directory, is_full_disk, make_directory, replace_file, write_text
 from distill.core.storage import entry_key, has_entry, new_entry
-from distill.data.batches import MixedExamples, TokenizedExamples, labelled_only
+from distill.data.batches import MixedExamples, labelled_only, streamed_pool
 from distill.edge.bundle_files import session, weight_bits
 from distill.edge.decode import DECODERS
 from distill.export.bundle_writer import FILES, Exported, begin_texts, text_metrics, wrap_file, write_bundle
@@ -496,8 +496,8 @@ def task_record(task: Task, data: Data, examples: EncodedSplits) -> dict[str, An
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     train = examples["train"]
     unlabelled = {"unlabelled": dict(train.unlabelled)} if isinstance(train, MixedExamples) else {}
-    if isinstance(train, TokenizedExamples) and train.streamed is not None:
-        unlabelled = {"unlabelled": train.streamed.record()}
+    if (streamed := streamed_pool(train)) is not None:
+        unlabelled = {"unlabelled": streamed.record()}
     return {
         "name": task.info.name, "kind": task.info.kind, "metric": data.scoring.metric,
         "selects": data.scoring.selects, "pair": task.info.pair, **data.scoring.describe(data),
@@ -524,8 +524,8 @@ def data_digest(task: Task, data: Data, examples: EncodedSplits) -> str:
     """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
     train = examples["train"]
     if not task.info.raw_text:
-        if isinstance(train, TokenizedExamples) and train.streamed is not None:
-            return f"{data.sha256}-{train.streamed.shards.digest}"
+        if (streamed := streamed_pool(train)) is not None:
+            return f"{data.sha256}-{streamed.shards.digest}"
         return f"{data.sha256}-{train.digest}" if isinstance(train, MixedExamples) else data.sha256
     return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
 

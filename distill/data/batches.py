@@ -604,6 +604,11 @@ def ratio(share: float) -> float:
     return share / (1 - share)
 
 
+def streamed_pool(examples: object) -> "ShardedPool | None":
+    """Returns the texts in shards with which a training mixes examples, None without."""
+    return examples.streamed if isinstance(examples, TokenizedExamples) else None
+
+
 def labelled_only(examples: EncodedSplits) -> EncodedSplits:
     """Returns the splits without the pool, for trainings on labels alone."""
     train = examples["train"]

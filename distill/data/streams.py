@@ -75,11 +75,11 @@ class ShardedPool:
 
     def record(self) -> dict[str, Any]:
         """Returns the `unlabelled` of the task in run.json."""
+        number, directory = sum(self.shards.rows), self.shards.directory.resolve()
+        source = {"name": "texts of shards", "examples": number, "from": directory.name}
         return {
-            "examples": sum(self.shards.rows), "share": self.share, "removed": {}, "sureness": None, "truncated": 0,
-            "sources": [{
-                "name": "shards", "examples": sum(self.shards.rows), "from": ", ".join(self.shards.manifest.source),
-            }],
+            "examples": number, "share": self.share, "removed": {}, "sources": [source], "sureness": None,
+            "truncated": 0,
         }  # fmt: skip
 
     def training_loader(

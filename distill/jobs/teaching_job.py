@@ -93,7 +93,7 @@ class TeacherPass:
         if not len(chosen):
             return texts, np.zeros((0, self.width), dtype=np.float32), removed
         encoder = Encoder(self.teacher.tokenizer, self.task.max_length, None)
-        examples = self.task.encode_unlabelled(encoder, self.data, rows.select(chosen))
+        examples = self.task.encode_texts(encoder, self.data, rows.select(chosen))
         return texts, compute_logits(self.computation, self.model, examples, done).numpy(), removed
 
 

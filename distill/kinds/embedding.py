@@ -395,6 +395,11 @@ class Embedding(Kind):
     def create_rows(self, columns: list[list[str]]) -> Split:
         return group_split([[text] for text in columns[0]])
 
+    def encode_texts(self, encoder: Encoder, data: LabelledData, rows: Split) -> TokenizedExamples:
+        prompts = role_prompts(encoder.tokenizer) if data.scoring.has_roles else {}
+        begin = [prompts.get(role, "") for role in ROLES]
+        return self.encode_unlabelled(encoder, data, _begin(rows, begin) if prompts else rows)
+
     def read_known(self, known: KnownTable, data: LabelledData) -> Found:
         """Yields the vector of each text."""
         width = None

@@ -175,12 +175,16 @@ class Kind(TaskInfo, Shown):
         shards = data.pool.shards
         assert shards is not None
         without = replace(data, pool=Pool())
-        encode = partial(self.encode_unlabelled, Encoder(tokenizer, self.max_length, None), without)
+        encode = partial(self.encode_texts, Encoder(tokenizer, self.max_length, None), without)
         return ShardedPool(shards, data.pool.share, encode, self.create_rows)
 
     def create_rows(self, columns: list[list[str]]) -> Split:
         """Returns texts by column, those of `known_columns`, as a split."""
         return text_split(*columns)
+
+    def encode_texts(self, encoder: Encoder, data: LabelledData, rows: Split) -> TokenizedExamples:
+        """Tokenizes rows of `create_rows`, with the prompts that texts of the task begin with."""
+        return self.encode_unlabelled(encoder, data, rows)
 
     def encode_unlabelled(self, encoder: Encoder, data: LabelledData, pool: Split) -> TokenizedExamples:
         """Tokenizes rows without labels."""

@@ -30,11 +30,11 @@ from distill.core.errors import UserError, first_line
 from distill.core.files import JsonObject
 from distill.data.batches import (
     MixedExamples,
-    TokenizedExamples,
     labelled_only,
     scoring_steps,
     seen_examples,
     shown_in_epoch,
+    streamed_pool,
 )
 from distill.data.shards import Shards
 from distill.kinds.outputs import KnownReading
@@ -312,8 +312,8 @@ def outputs_for_training(
     if not isinstance(examples, Examples):
         return run_live(teacher, task, objective, "a stream shows a text once only")
     first, *others = teacher.members
-    if isinstance(examples, TokenizedExamples) and examples.streamed is not None:
-        return _stream(examples, first, task, cache, directory)
+    if (streamed := streamed_pool(examples)) is not None:
+        return _stream(streamed.shards, examples, first, task, cache, directory)
     hidden = hidden_layers(objective, student=student, teacher=first.model)
     reason = WRITES if objective.writing is not None else _obstacle(
         cache, objective, task, hidden_gb=cache.size_gb(examples.tokens, logit_bytes=0, hidden=hidden),
@@ -338,10 +338,9 @@ def outputs_for_training(
 
 
 def _stream(
-    examples: TokenizedExamples, teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path
+    shards: Shards, examples: Examples, teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path
 ) -> Streamed:
     """Returns the outputs of shards, and those `[N, C]` of labelled examples, of one item each."""
-    assert examples.streamed is not None
     cached = cache_outputs(computation_of(teacher, task, cache, directory), examples)
     parts, order = [], list[int]()
     for rows in scoring_steps(examples.lengths):
@@ -350,7 +349,7 @@ def _stream(
         order += rows
     joined = torch.cat(parts)
     labelled = torch.empty_like(joined).index_copy_(0, torch.tensor(order), joined)
-    return Streamed(examples.streamed.shards, labelled)
+    return Streamed(shards, labelled)
 
 
 def run_live(

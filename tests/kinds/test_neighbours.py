@@ -12,6 +12,7 @@ import distill as d
 from distill.core.contracts import Scores
 from distill.core.errors import OptionError, UserError
 from distill.kinds import Embedding
+from distill.kinds.kind import Encoder
 from distill.kinds.neighbour_scores import NeighbourScores
 from distill.models.sentence_files import set_prompts
 from tests.conftest import BAD, GOOD, toy_bert
@@ -87,6 +88,8 @@ def test_queries_are_compared_with_documents_and_each_begins_with_its_prompt(
     assert all(after == [expected[is_query] + before[0]] for before, after, is_query in rows)
     assert task.prompted(began, prompted) is began
     assert began.scoring.describe(began)["prompts"] == {"query": "film ", "document": "text "}
+    streamed = task.encode_texts(Encoder(prompted, 24, None), data, task.create_rows([["lovely"]]))
+    assert streamed.column("input_ids").tolist() == prompted("text lovely")["input_ids"]
     with pytest.raises(UserError, match="toy has no prompt mail, expected one of query, passage"):
         set_prompts(tokenizer, {"query": "film ", "passage": "text "}, "mail", "toy")
 
