@@ -307,7 +307,7 @@ _PATHS = (
     "student.path", "student.start", "student.general.corpus", "cache_dir",
 )  # fmt: skip
 # Another value, such as an id of the Hub, is no path that can be missing.
-_PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model", "student.tokenizer")
+_PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model", "student.tokenizer", "data", "teach.output")
 _TEXTS = "export.vocabulary_texts"  # A list of paths.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
 _PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled", "bank"), "teacher.paths": ("",), "task.transfer": ("",)}
@@ -572,7 +572,7 @@ def _check_paths(run_config: DictConfig, run: Run) -> None:
         value = OmegaConf.select(run_config, option)
         if option == "cache_dir" or value is None or Path(str(value)).expanduser().exists():
             continue
-        if option.endswith((".unlabelled", ".bank", "augment.model")) and not Path(str(value)).is_absolute():
+        if option.endswith((".unlabelled", ".bank", *_PATHS_OR_IDS)) and not Path(str(value)).is_absolute():
             continue
         typed = next((given for given in run.record["command"] if given.startswith(f"{option}=")), option)
         raise UserError(
