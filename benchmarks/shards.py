@@ -92,7 +92,7 @@ def kill_at_random(work: Path, options: list[str], kills: int, seconds: float) -
     for _ in range(kills):
         process = start(work, *options)
         time.sleep(moments.uniform(0.2, 1) * seconds)
-        process.send_signal(signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         finish(process)
     run(work, *options)
     return kills + 1

@@ -22,7 +22,7 @@ from distill.data.batches import all_loaders
 from distill.data.shards import Manifest, Shards, ShardWriter, rounded
 from distill.data.streams import ShardStream
 from distill.jobs import teaching_job
-from distill.kinds import Classification, Embedding
+from distill.kinds import Classification, Embedding, Regression
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.teachers.signal import Streamed
 from distill.training.module import DistillationModule
@@ -286,12 +286,17 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
     assert equal_trainings(resumed, whole)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_end_with_the_weights_of_one_with_twice_the_batch(
-    make_splits: MakeSplits, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str,
+    make_splits: MakeSplits,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distill.data.streams.BUFFER", 32_768)  # As in the other processes.
     one = make_training(make_splits, tokenizer, tmp_path / "one", eps=1e-2, clip=0.0)
-    two = make_training(make_splits, tokenizer, tmp_path / "two", eps=1e-2, clip=0.0, devices=2, strategy="ddp")
+    two = make_training(make_splits, tokenizer, tmp_path / "two", eps=1e-2, clip=0.0, devices=2, strategy=strategy)
     two.settings = replace(two.settings, batch_size=8)
     two.loaders = all_loaders(make_splits()[2], steps=7, **two.settings.batches())
     for toy in (one, two):
@@ -343,6 +348,31 @@ def test_vectors_of_texts_are_streamed(tokenizer: PreTrainedTokenizerBase, tmp_p
     words = tokenizer.batch_decode(batch["input_ids"][is_pool], skip_special_tokens=True)
     numbers = [last_number(text) for text in words]
     np.testing.assert_allclose(found[is_pool], vectors[numbers], atol=0.02)
+
+
+def test_numbers_of_pairs_are_streamed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    manifest = replace(MANIFEST, kind="regression", columns=("one", "two"), labels=("score",))
+    writer = ShardWriter(tmp_path / "shards", manifest)
+    numbers = np.arange(90, dtype=np.float32)[:, None]
+    writer.write(0, {"one": ["a lovely film"] * 90, "two": TEXTS}, numbers)
+    writer.finish(1)
+    rows = [{"one": text, "two": "dull", "score": number / 40} for number, (text, _) in enumerate(sentences(40))]
+    task = Regression(text=["one", "two"], label="score", train=rows, dev=rows, unlabelled=tmp_path / "shards")
+    data = task.read(tmp_path)
+    data.pool.shards.check(task.kind, task.known_columns, data.labels)  # type: ignore[union-attr]
+    train: Any = task.encode(data, tokenizer, None)["train"]
+    stream = train.training_loader(steps=3, batch_size=8, accumulate=1, seed=0).dataset
+    signal = Streamed(stream.pool.shards, torch.full((len(stream.labelled), 1), -1.0))
+    batch = next(iter(stream))[0]
+    items = task.select(batch)
+    is_pool = batch["example_id"] < 0
+    assert items.labelled is not None
+    assert torch.equal(items.labelled, ~is_pool)
+    found = signal(batch, items).logits
+    assert found is not None
+    words = tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
+    expected = [last_number(text) if pool else -1 for text, pool in zip(words, is_pool.tolist(), strict=True)]
+    assert found[:, 0].tolist() == expected
 
 
 # Refused
