@@ -7,8 +7,8 @@ runs in a process of its own, whose peak of memory and seconds are shown. A row 
 fewest texts the pass and the training took, and how soon the whole command ended: the training has ten steps, so that
 nearly all of its seconds are those before the first one. `--made 20` adds a training over so many million texts whose
 outputs are made up, because a pass over them takes most of an hour. With `--workers 2` the pass is timed again by two
-processes at once, each with one thread. With `--kills 20` it is killed so many times at random and started again, and
-its shards are compared with those of a pass that ran through.
+processes at once. Every process has a core of its own. With `--kills 20` it is killed so many times at random and
+started again, and its shards are compared with those of a pass that ran through.
 """
 
 import argparse
@@ -60,11 +60,15 @@ def make_teacher(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def start(work: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(work: Path, *options: str, worker: int = 0) -> subprocess.Popen[bytes]:
+    """Starts a command on one core, of each worker another one."""
+    cores = sorted(os.sched_getaffinity(0))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     log = (work / "log.txt").open("ab")
     command = [sys.executable, "-m", "distill", *options]
-    return subprocess.Popen(command, cwd=work, stdout=log, stderr=log, env=environment)
+    process = subprocess.Popen(command, cwd=work, stdout=log, stderr=log, env=environment)
+    os.sched_setaffinity(process.pid, {cores[worker % len(cores)]})
+    return process
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, float]:
@@ -76,7 +80,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 def run(work: Path, *options: str, workers: int = 1) -> tuple[float, float]:
     """Runs a command so many times at once; returns the seconds and the largest peak of memory in MB."""
     begin = time.perf_counter()
-    ends = [finish(process) for process in [start(work, *options) for _ in range(workers)]]
+    ends = [finish(process) for process in [start(work, *options, worker=worker) for worker in range(workers)]]
     if any(code for code, _ in ends):
         raise SystemExit((work / "log.txt").read_text()[-2000:])
     return time.perf_counter() - begin, max(peak for _, peak in ends)
