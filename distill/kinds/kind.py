@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import ModelOutput
 
 from distill.core.contracts import IGNORED, Batch, Items, Match, Outputs, TaskInfo
-from distill.core.errors import Overview, Shown, describe_call
+from distill.core.errors import Overview, Shown, UserError, describe_call
 from distill.data.batches import MixedExamples, TokenizedExamples
 from distill.data.pool import BankSource, clean_pool
 from distill.data.sources import TableSource
@@ -158,6 +158,11 @@ class Kind(TaskInfo, Shown):
         encoder = Encoder(tokenizer, self.max_length, cache_dir)
         train = self.encode_split(encoder, data, "train", data.splits["train"])
         if data.pool.shards is not None:
+            if others := [f"{of['examples']:,} {of['name']}" for of in data.pool.sources]:
+                raise UserError(
+                    f"{UNLABELLED} has shards, which are mixed with labelled rows alone, and there are also "
+                    f"{' and '.join(others)}: set task.missing=drop and augment=none"
+                )
             train = train.mixed_with(self.stream(data, tokenizer))
         scored = {name: self.encode_split(encoder, data, name, split) for name, split in data.scored().items()}
         pool = data.pool.fit_share(len(data.splits["train"]))

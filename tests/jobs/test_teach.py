@@ -20,6 +20,7 @@ from distill.core.errors import UserError
 from distill.data import shards as sharding
 from distill.data.batches import all_loaders
 from distill.data.shards import Manifest, Shards, ShardWriter, rounded
+from distill.data.splits import CHANGED_COPIES, text_split
 from distill.data.streams import ShardStream
 from distill.jobs import teaching_job
 from distill.kinds import Classification, Embedding, Regression
@@ -473,6 +474,14 @@ def test_shards_of_other_options_and_a_full_disk_are_refused_before_the_pass(
     monkeypatch.setattr(teaching_job, "_write", None)
     code, output = teach("teach.output=other")
     assert (code, "MB left: set teach.output to a larger one, or teach.dtype=float16" in output) == (2, True)
+
+
+def test_shards_beside_other_texts_are_refused(make_splits: MakeSplits, tokenizer: PreTrainedTokenizerBase) -> None:
+    """They would be left out without a word."""
+    task, data, _ = make_splits()
+    pool = data.pool.add(text_split(TEXTS), CHANGED_COPIES, "augment=tang")
+    with pytest.raises(UserError, match="are mixed with labelled rows alone, and there are also 90 changed copies"):
+        task.encode(replace(data, pool=pool), tokenizer, None)
 
 
 def test_a_manifest_of_a_later_version_names_the_version(tmp_path: Path) -> None:
