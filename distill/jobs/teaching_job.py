@@ -24,6 +24,7 @@ from distill.data.text_files import Part, TextFiles
 from distill.jobs import execution
 from distill.kinds.kind import Encoder, Kind
 from distill.kinds.multitask import Tasks
+from distill.models.forward import count_outputs
 from distill.records.run import Run
 from distill.teachers import preparation as teaching
 from distill.teachers.computation import Computation, compute_logits
@@ -32,7 +33,6 @@ from distill.teachers.signal import computation_of
 from distill.teachers.source import check_source, locate
 
 TIMED = 1000  # Texts of a dry run.
-BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 @check_options("teach")
@@ -71,12 +71,6 @@ class TeacherPass:
         """The teacher on its device, in its precision."""
         return self.teacher.running()
 
-    @property
-    def width(self) -> int:
-        """The number of outputs of a text."""
-        config = self.teacher.model.config
-        return int(config.hidden_size if self.task.likelihood == "vector" else config.num_labels)
-
     def estimate_seconds(self, part: Part, total: int | None) -> float:
         """Returns the seconds of a pass over all texts, from one over the first ones of a part."""
         few = [column[:TIMED] for column in part]
@@ -91,7 +85,7 @@ class TeacherPass:
         done(len(rows) - len(chosen))
         texts = [[column[row] for row in chosen] for column in part]
         if not len(chosen):
-            return texts, np.zeros((0, self.width), dtype=np.float32), removed
+            return texts, np.zeros((0, count_outputs(self.model)), dtype=np.float32), removed
         encoder = Encoder(self.teacher.tokenizer, self.task.max_length, None)
         examples = self.task.encode_texts(encoder, self.data, rows.select(chosen))
         return texts, compute_logits(self.computation, self.model, examples, done).numpy(), removed
@@ -117,8 +111,9 @@ def run_teach(config: DictConfig, run: Run) -> None:
         raise UserError(f"data={config.data} has no text")
     outputs = _prepare(config, run, task)
     total = texts.count()
-    size = float(np.mean([len(text.encode()) for text in zip(*first, strict=True) for text in text]))
-    needed = (total or len(first[0])) * (size * len(first) + BYTES[settings.dtype] * outputs.width)
+    of_texts = float(np.mean([len(text.encode()) for texts in zip(*first, strict=True) for text in texts])) * len(first)
+    of_outputs = np.dtype(settings.dtype).itemsize * count_outputs(outputs.teacher.model)
+    needed = (total or len(first[0])) * (of_texts + of_outputs)
     output = Path(settings.output).expanduser()
     amount = "an unknown number of texts" if total is None else f"about {total:,} texts"
     print_line(f"Texts    {amount} of {config.data}, at most {show_size(needed)} in {output} ({settings.dtype})")

@@ -1,5 +1,7 @@
 """The twelve golden commands: each kind of result once, at toy size, without a choice that a clock or machine makes."""
 
+from collections.abc import Iterable, Sequence
+
 # Of every command. The precision, the target of int8 and the baseline would otherwise depend on the machine.
 COMMON = (
     "trainer.max_steps=3 trainer.batch_size=8 trainer.precision=32-true trainer.accelerator=cpu "
@@ -79,5 +81,10 @@ def list_options(name: str) -> list[str]:
 
 def replace_options(common: str, own: str) -> list[str]:
     """Returns own options, and those common ones whose names these do not have."""
-    given = {option.partition("=")[0] for option in own.split()}
-    return [*own.split(), *(option for option in common.split() if option.partition("=")[0] not in given)]
+    return merge_options(common.split(), own.split())
+
+
+def merge_options(common: Iterable[str], own: Sequence[str]) -> list[str]:
+    """Returns the same of options that may have spaces."""
+    given = {option.partition("=")[0] for option in own}
+    return [*own, *(option for option in common if option.partition("=")[0] not in given)]

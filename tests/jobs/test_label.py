@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.golden.commands import merge_options
 from tests.jobs.conftest import Command
 from tests.labelling.test_probabilities import cut_at_words, sample_reply
 from tests.llm_server import FAULTS, LlmServer
@@ -35,11 +36,10 @@ def write_texts(directory: Path, rows: int = ROWS, gold: int = 30) -> None:
 
 
 def options(server: LlmServer, *more: str) -> tuple[str, ...]:
-    given = {option.partition("=")[0] for option in more}
     usual = (
         "job=label", "data=texts.csv", f"label.endpoint={server.url}", "label.model=tiny", CLASSES, "label.timeout=5",
     )  # fmt: skip
-    return (*(option for option in usual if option.partition("=")[0] not in given), *more)
+    return tuple(merge_options(usual, more))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from distill.losses import HardLabels, Objective, SoftTargets
 from distill.teachers.signal import Streamed
 from distill.training.module import DistillationModule
 from tests.conftest import LABELS, LOOSE_OPTIONS, SETTINGS, Toy, sentences, toy_bert
+from tests.golden.commands import merge_options
 from tests.jobs.conftest import Command
 from tests.laws.test_training import without_dropout
 from tests.training.test_checkpoints import equal_trainings, stop_at
@@ -436,8 +437,7 @@ def test_trainings_that_cannot_stream_are_refused(
     options: tuple[str, ...], message: str, command: Command, given: tuple[str, ...], tmp_path: Path, stored: Path
 ) -> None:
     common = (*given, "+student=distilbert", f"task.unlabelled={stored}", "trainer.max_steps=4", "objective=hinton")
-    names = {option.partition("=")[0] for option in options}
-    code, _, error = command(*(option for option in common if option.partition("=")[0] not in names), *options)
+    code, _, error = command(*merge_options(common, options))
     assert (code, message in " ".join(error.split())) == (2, True), error
 
 
@@ -458,9 +458,7 @@ def test_what_no_teacher_can_teach_is_refused(
     options: tuple[str, ...], message: str, command: Command, given: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "wrong.csv").write_text("other\na\n")
-    names = {option.partition("=")[0] for option in options}
-    common = ("job=teach", "data=texts.txt", *given)
-    code, _, error = command(*(option for option in common if option.partition("=")[0] not in names), *options)
+    code, _, error = command(*merge_options(("job=teach", "data=texts.txt", *given), options))
     assert (code, message in " ".join(error.split())) == (2, True), error
 
 
