@@ -241,6 +241,18 @@ def fetch_files(directory: Path, pattern: str) -> None:
             _download(fs, there, directory, missing | _changed_there(wanted, state), wanted, state)
 
 
+def list_names(directory: Path) -> set[str]:
+    """Returns the names of the files right in a directory, at its URL if it is a copy.
+
+    Raises:
+        UserError: if the URL cannot be read.
+    """
+    if not is_copy(directory):
+        return {path.name for path in directory.iterdir() if path.is_file()}
+    with _connected(directory, "read") as (fs, there):
+        return set(list_files(fs, there, deep=False).files)
+
+
 def fetch_holders(directory: Path, name: str, *, skip: Sequence[str] = ()) -> None:
     """Fetches each directory below this one that holds a file of this name, as `fetch` does.
 

@@ -175,7 +175,8 @@ class UnlabelledText:
         Raises:
             UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
         """
-        if isinstance(self.source, str | Path) and is_sharded(path := Path(self.source).expanduser()):
+        may_have_shards = isinstance(self.source, str | Path) and not str(self.source).endswith(SUFFIXES)
+        if may_have_shards and is_sharded(path := storage.local_path(self.source)):
             return replace(data, pool=replace(data.pool, shards=Shards.open(path)))
         needs = "pairs of texts" if len(self.text) == 2 else None
         tables = UnlabelledTables(self.source, self.text, (*self.text, USUAL), self.label, needs)

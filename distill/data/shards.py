@@ -2,11 +2,14 @@
 
 A directory has `manifest.json`, which says what the outputs are of, and a Parquet file for each shard of texts in the
 order of their source. A shard is whole or not there. The process that writes one holds a lock on a file beside it,
-which ends with the process, so that a killed one loses one shard's work at most.
+which ends with the process, so that a killed one loses one shard's work at most. Machines that share a directory at a
+URL see which one writes a shard by a file there, which counts for an hour.
 """
 
 import hashlib
 import json
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
+from distill.core import storage
 from distill.core.errors import UserError, first_line
 from distill.core.files import (
     acquire_lock,
@@ -35,6 +39,9 @@ VERSION = 1
 MANIFEST, LOCK = "manifest.json", "manifest.lock"
 OUTPUTS, SCALE = "teacher_outputs", "teacher_scale"
 Dtype = Literal["float32", "float16", "int8"]
+CLAIM = ".claim"  # Ends the name of the file by which a machine tells others that it writes a shard.
+NOT_SENT = ("*.lock",)
+LEASE = 3600  # Seconds for which a claim counts, so that a machine that is lost keeps no shard.
 RESUME = "run its job=teach command again, which writes what is missing"
 
 
@@ -82,7 +89,8 @@ class Manifest:
 
 
 def is_sharded(path: Path) -> bool:
-    """Returns whether a directory has shards, finished or not."""
+    """Returns whether a directory, or its URL, has shards, finished or not."""
+    storage.fetch_files(path, MANIFEST)
     return (path / MANIFEST).is_file()
 
 
@@ -94,24 +102,30 @@ class ShardWriter:
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory = directory
+        self.directory, self.manifest = directory, manifest
         make_directory(directory)
-        lock = acquire_lock(directory / LOCK, wait=True)
-        try:
+        with self._sending():
             if is_sharded(directory):
                 found = replace(Manifest.read(directory), shards=None)
                 if other := [
                     of.name for of in fields(Manifest) if getattr(found, of.name) != getattr(manifest, of.name)
                 ]:
                     raise UserError(
-                        f"{directory} has shards with other {show_names(other)} than this command's: set teach.output "
-                        "to another directory, or remove it"
+                        f"{storage.address(directory)} has shards with other {show_names(other)} than this command's: "
+                        "set teach.output to another directory, or remove it"
                     )
             else:
                 write_json(directory / MANIFEST, asdict(manifest))
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Sends what changes in a directory to its URL, while no other process of this machine changes it."""
+        lock = acquire_lock(self.directory / LOCK, wait=True)
+        try:
+            yield
+            storage.send(self.directory, skip=NOT_SENT)
         finally:
             release_lock(lock)
-        self.manifest = manifest
 
     @contextmanager
     def claim(self, number: int) -> Iterator[bool]:
@@ -119,11 +133,31 @@ class ShardWriter:
         lock = self.directory / f"{number:06}.lock"
         descriptor = None if shard_path(self.directory, number).is_file() else acquire_lock(lock)
         try:
-            yield descriptor is not None and not shard_path(self.directory, number).is_file()
+            is_here = descriptor is None or shard_path(self.directory, number).is_file()
+            yield not is_here and self._take_from_machines(number)
         finally:
             if descriptor is not None:
                 lock.unlink(missing_ok=True)
                 release_lock(descriptor)
+
+    def _take_from_machines(self, number: int) -> bool:
+        """Returns whether no other machine has written a shard or is writing it, and tells them that this one is.
+
+        Two that ask at the same moment both write it, and the shard of the last one stays, which has the same rows.
+        """
+        if not storage.is_copy(self.directory):
+            return True
+        claim = self.directory / f"{number:06}{CLAIM}"
+        storage.fetch_files(self.directory, claim.name)
+        held = json.loads(claim.read_bytes()) if claim.is_file() else {}
+        machine = f"{socket.gethostname()} {storage.root()}"  # Whose processes see each other's locks.
+        if held.get("machine", machine) != machine and time.time() - held["time"] < LEASE:
+            return False
+        if shard_path(self.directory, number).name in storage.list_names(self.directory):
+            return False
+        with self._sending():
+            write_json(claim, {"machine": machine, "time": time.time()})
+        return True
 
     def write(self, number: int, texts: Mapping[str, list[str]], outputs: np.ndarray) -> Path:
         """Writes a shard of texts by column, with their outputs `[N, C]`, and returns its path."""
@@ -131,12 +165,16 @@ class ShardWriter:
         with atomic_file(path) as temporary:
             table = pa.table({**texts, **_pack(outputs, self.manifest.dtype)})
             pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        with self._sending():
+            (self.directory / f"{number:06}{CLAIM}").unlink(missing_ok=True)
         return path
 
     def finish(self, shards: int) -> int:
         """Records the number of all shards, once the source was read to its end; returns how many are not there yet."""
-        write_json(self.directory / MANIFEST, asdict(replace(self.manifest, shards=shards)))
-        return sum(not shard_path(self.directory, number).is_file() for number in range(shards))
+        with self._sending():
+            write_json(self.directory / MANIFEST, asdict(replace(self.manifest, shards=shards)))
+        written = storage.list_names(self.directory)
+        return sum(shard_path(self.directory, number).name not in written for number in range(shards))
 
 
 def _pack(outputs: np.ndarray, dtype: Dtype) -> dict[str, pa.Array]:
@@ -188,7 +226,8 @@ class Shards:
 
     @classmethod
     def open(cls, directory: Path) -> "Shards":
-        """Returns those of a directory; raises UserError if one is missing or cut off."""
+        """Returns those of a directory, fetched if it is a copy; raises UserError if one is missing or cut off."""
+        storage.fetch(directory, skip=(f"*{CLAIM}",))
         manifest = Manifest.read(directory)
         number = manifest.shards
         there = 0 if number is None else sum(shard_path(directory, each).is_file() for each in range(number))

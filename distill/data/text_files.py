@@ -29,7 +29,7 @@ class TextFiles:
     """Texts in files of one type.
 
     Args:
-        place: a file, a directory, a URL of a file, or an id of the Hub.
+        place: a file, a directory, a URL of a file or of several by `*`, or an id of the Hub.
         columns: of the texts of an example.
         option: names the place in messages.
     """
@@ -61,7 +61,14 @@ class TextFiles:
                 f"{self.option}={self.place} has {named}, expected files of one type of {show_names(list(_BUILDERS))}, "
                 "which may end with .gz"
             )
+        if self._is_in_store and found[0].endswith(".gz") and types != [".txt"]:
+            raise UserError(f"{self.option}={self.place} can be decompressed on a disk alone: store it without .gz")
         return found
+
+    @property
+    def _is_in_store(self) -> bool:
+        """Whether the files are in a store such as `s3://`, from which `datasets` reads no `.txt` and no `.gz`."""
+        return storage.is_url(self.place) and not self.place.startswith(("http://", "https://", "file://"))
 
     def describe(self) -> tuple[str, ...]:
         """Returns the name and the size in bytes of each file, which tell the texts from others."""
@@ -106,6 +113,8 @@ class TextFiles:
             loaded = datasets.load_dataset(self.place, streaming=True)
             split = next((name for name in HUB_SPLITS if name in loaded), next(iter(loaded)))
             return loaded[split]
+        if self._is_in_store and _type_of(self.files[0]) == ".txt":
+            return datasets.IterableDataset.from_generator(_read_lines, gen_kwargs={"urls": self.files})
         builder, options = _BUILDERS[_type_of(self.files[0])]
         return datasets.load_dataset(builder, data_files=self.files, split="train", streaming=True, **options)
 
@@ -117,6 +126,16 @@ class TextFiles:
                 f"{show_names(self.columns)}: name those of the texts with task.text=[...] ({show_names(missing)})"
             )
         return [[_clean(value, name) for value in table.column(name).to_pylist()] for name in names]
+
+
+def _read_lines(urls: list[str]) -> Iterator[dict[str, str]]:
+    """Yields the lines of text files at URLs, decompressed."""
+    import fsspec
+
+    for file in fsspec.open_files(urls, "rt", encoding="utf-8", compression="infer"):
+        with file as lines:
+            for line in lines:
+                yield {USUAL: line}
 
 
 def _clean(value: object, name: str) -> str:

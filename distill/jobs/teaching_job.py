@@ -12,11 +12,12 @@ from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 from transformers import PreTrainedModel
 
+from distill.core import storage
 from distill.core.console import ProgressMeter, format_duration, print_line, print_notice, silence_libraries
 from distill.core.errors import OptionError, UserError
 from distill.core.files import show_size
 from distill.core.options import STRICT, check_options
-from distill.core.storage import is_url, open_cache
+from distill.core.storage import local_path, open_cache
 from distill.data.pool import KnownTexts, describe_removed
 from distill.data.shards import OUTPUTS, VERSION, Dtype, Manifest, ShardWriter, check_room, rounded
 from distill.data.splits import LabelledData, Pool
@@ -103,8 +104,8 @@ def run_teach(config: DictConfig, run: Run) -> None:
     task = _find_task(Tasks.of(execution.instantiate(config.task)))
     if settings.dtype == "int8" and task.likelihood != "vector":
         raise OptionError("teach.dtype", "int8", "float32 or float16, because int8 is for vectors")
-    if is_url(settings.output):
-        raise OptionError("teach.output", settings.output, "a directory, which all workers share")
+    output = local_path(settings.output)
+    storage.check(output)
     texts = TextFiles(config.data, task.known_columns)
     first = next(texts.read(settings.texts), None)
     if first is None:
@@ -114,9 +115,10 @@ def run_teach(config: DictConfig, run: Run) -> None:
     of_texts = float(np.mean([len(text.encode()) for texts in zip(*first, strict=True) for text in texts])) * len(first)
     of_outputs = np.dtype(settings.dtype).itemsize * count_outputs(outputs.teacher.model)
     needed = (total or len(first[0])) * (of_texts + of_outputs)
-    output = Path(settings.output).expanduser()
     amount = "an unknown number of texts" if total is None else f"about {total:,} texts"
-    print_line(f"Texts    {amount} of {config.data}, at most {show_size(needed)} in {output} ({settings.dtype})")
+    print_line(
+        f"Texts    {amount} of {config.data}, at most {show_size(needed)} in {settings.output} ({settings.dtype})"
+    )
     check_room(output, needed)
     if config.dry_run:
         print_line(f"Teacher  about {format_duration(outputs.estimate_seconds(first, total))} by one process")
@@ -182,7 +184,7 @@ def _write(writer: ShardWriter, texts: TextFiles, outputs: TeacherPass, total: i
             written += len(values)
     missing = writer.finish(number + 1)
     print_line(f"Teacher  {written:,} texts with {OUTPUTS}; removed: {describe_removed(left_out)}")
-    print_line(f"Shards   {number + 1 - missing:,} of {number + 1:,} in {writer.directory}")
+    print_line(f"Shards   {number + 1 - missing:,} of {number + 1:,} in {storage.address(writer.directory)}")
     if missing:
         print_notice(f"other processes write {missing:,} more; the same command writes those that they lose")
 
