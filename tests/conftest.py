@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -508,3 +509,23 @@ def fake_scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) 
 def last_state(toy: Toy) -> dict[str, Tensor]:
     state: dict[str, Tensor] = torch.load(toy.directory / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     return state
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a bucket of an S3 server."""
+    from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    of = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
+    for name, value in {**of, "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    S3FileSystem.clear_instance_cache()
+    name = uuid.uuid4().hex  # All servers of a process have the same buckets.
+    S3FileSystem().mkdir(name)
+    yield f"s3://{name}"
+    S3FileSystem.clear_instance_cache()
+    server.stop()

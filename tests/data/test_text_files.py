@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from s3fs import S3FileSystem
 
 from distill.core.errors import UserError
 from distill.data.text_files import TextFiles
@@ -30,24 +31,39 @@ CONTENTS = {
     "texts.jsonl": b"".join(json.dumps({"sentence": text, "other": [1]}).encode() + b"\n" for text in TEXTS),
 }
 CONTENTS |= {f"{name}.gz": gzip.compress(content) for name, content in list(CONTENTS.items())}
+_TABLE = io.BytesIO()
+pq.write_table(pa.table({"sentence": TEXTS}), _TABLE)
+CONTENTS["texts.parquet"] = _TABLE.getvalue()
 
 
 def read(place: object, size: int = 30) -> list[list[str]]:
     return [column for [column] in TextFiles(str(place), ("sentence",)).read(size)]
 
 
-@pytest.mark.parametrize("name", [*CONTENTS, "texts.parquet"])
+@pytest.mark.parametrize("name", CONTENTS)
 def test_every_type_of_file_is_read_in_parts(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    if name in CONTENTS:
-        path.write_bytes(CONTENTS[name])
-    else:
-        pq.write_table(pa.table({"sentence": TEXTS}), path)
+    path.write_bytes(CONTENTS[name])
     for place in (path, f"file://{path}"):
         assert [len(part) for part in read(place)] == [30, 30, 10]
         assert [text for part in read(place) for text in part] == TEXTS
     count = TextFiles(str(path), ("sentence",)).count()
     assert count is None if name.endswith(".gz") else 70 <= count <= 71  # type: ignore[operator] - With a header.
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENTS if not name.endswith(".gz") or ".txt" in name])
+def test_files_of_a_bucket_are_read_in_parts(bucket: str, name: str) -> None:
+    for file in "ab":
+        S3FileSystem().pipe_file(f"{bucket}/{file}.{name}", CONTENTS[name])
+    for place, expected in ((f"a.{name}", TEXTS), (f"*.{name}", TEXTS * 2)):
+        parts = read(f"{bucket}/{place}")
+        assert [len(part) for part in parts[:-1]] == [30] * (len(parts) - 1)
+        assert [text for part in parts for text in part] == expected
+
+
+def test_compressed_tables_of_a_bucket_are_refused() -> None:
+    with pytest.raises(UserError, match="can be decompressed on a disk alone: store it without .gz"):
+        _ = TextFiles("s3://texts/a.jsonl.gz", ("sentence",)).files
 
 
 def test_the_files_of_a_directory_are_read_in_order_and_both_texts_of_a_pair(tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ def fault_of(text: str, number: int) -> str | None:
 def test_every_text_has_its_label_and_is_paid_once_despite_faults(command: Command, tmp_path: Path) -> None:
     write_texts(tmp_path)
     with LlmServer(classify, fault=fault_of) as server:
-        code, output, error = command(*options(server, PRICE, "label.timeout=60"))
+        code, output, error = command(*options(server, PRICE))
         assert (code, error) == (0, "")
         assert set(server.paid.values()) == {1}
         record = json.loads((tmp_path / "labels.json").read_text())
         paid, asked = len(server.paid), sum(server.requests.values())
-        again, _, _ = command(*options(server, PRICE, "label.timeout=60"))
+        again, _, _ = command(*options(server, PRICE))
         assert (again, sum(server.requests.values())) == (0, asked)
     assert paid == ROWS
     rows = read_lines(tmp_path / "labels.jsonl")

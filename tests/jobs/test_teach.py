@@ -1,25 +1,18 @@
 """Tests of job=teach and of trainings that stream its shards: outputs, workers, resumed trainings, and bad shards."""
 
-import gzip
-import io
 import json
 import re
 import shutil
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from moto.server import ThreadedMotoServer
-from pyarrow.csv import write_csv
 from s3fs import S3FileSystem
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
@@ -31,7 +24,6 @@ from distill.data.batches import all_loaders
 from distill.data.shards import Manifest, Shards, ShardWriter, rounded
 from distill.data.splits import CHANGED_COPIES, text_split
 from distill.data.streams import ShardStream
-from distill.data.text_files import TextFiles
 from distill.jobs import teaching_job
 from distill.kinds import Classification, Embedding, Regression
 from distill.losses import HardLabels, Objective, SoftTargets
@@ -501,23 +493,6 @@ def test_a_manifest_of_a_later_version_names_the_version(tmp_path: Path) -> None
 # Shards at a URL
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a bucket of an S3 server."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    of = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
-    for name, value in {**of, "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    S3FileSystem.clear_instance_cache()
-    name = uuid.uuid4().hex  # All servers of a process have the same buckets.
-    S3FileSystem().mkdir(name)
-    yield f"s3://{name}"
-    S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
 def test_machines_share_the_shards_of_a_bucket(
     teach: Any, command: Command, given: tuple[str, ...], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,38 +522,6 @@ def test_machines_share_the_shards_of_a_bucket(
         "export.enabled=false", "baseline=false",
     )  # fmt: skip
     assert code == 0, error
-
-
-def write_to(bucket: str, file: str, rows: list[str]) -> None:
-    """Writes texts as the end of a file's name says."""
-    table, content = pa.table({"sentence": rows}), io.BytesIO()
-    match file.partition(".")[2]:
-        case "parquet":
-            pq.write_table(table, content)
-        case "jsonl":
-            content.write("".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode())
-        case "csv":
-            write_csv(table, content)
-        case "txt":
-            content.write("\n".join(rows).encode())
-        case "txt.gz":
-            content.write(gzip.compress("\n".join(rows).encode()))
-    S3FileSystem().pipe_file(f"{bucket}/{file}", content.getvalue())
-
-
-@pytest.mark.parametrize("end", ["txt", "txt.gz", "csv", "jsonl", "parquet"])
-def test_texts_of_a_bucket_are_read_in_parts(bucket: str, end: str) -> None:
-    write_to(bucket, f"a.{end}", TEXTS[:50])
-    write_to(bucket, f"b.{end}", TEXTS[50:])
-    for place, expected in ((f"a.{end}", TEXTS[:50]), (f"*.{end}", TEXTS)):
-        parts = [part for [part] in TextFiles(f"{bucket}/{place}", ("sentence",)).read(40)]
-        assert [len(part) for part in parts[:-1]] == [40] * (len(parts) - 1)
-        assert [text for part in parts for text in part] == expected
-
-
-def test_compressed_tables_of_a_bucket_are_refused() -> None:
-    with pytest.raises(UserError, match="can be decompressed on a disk alone: store it without .gz"):
-        _ = TextFiles("s3://texts/a.jsonl.gz", ("sentence",)).files
 
 
 def test_a_bucket_that_is_missing_is_named(teach: Any, bucket: str) -> None:
