@@ -488,9 +488,12 @@ def _resolve_reference(error: OptionError, config: "DictConfig | None") -> Optio
 
 
 def _disk_full_error(config: "DictConfig") -> UserError:
+    from omegaconf import OmegaConf
+
+    places = {name: OmegaConf.select(config, name) for name in ("output_dir", "cache_dir", "teach.output")}
+    shown = " or ".join(f"{name}={place}" for name, place in places.items() if place is not None)
     return UserError(
-        f"there is no room left to write in output_dir={config.output_dir} or cache_dir={config.cache_dir}: free some "
-        "and run the command again, incomplete files are removed"
+        f"there is no room left to write in {shown}: free some and run the command again, incomplete files are removed"
     )
 
 

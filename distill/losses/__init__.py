@@ -22,6 +22,9 @@ from distill.losses.logits import SoftTargets as SoftTargets
 from distill.losses.logits import SpanBoundary as SpanBoundary
 from distill.losses.logits import TargetLength as TargetLength
 from distill.losses.logits import ThreeWayOrder as ThreeWayOrder
+from distill.losses.relations import CKA as CKA
+from distill.losses.relations import DIST as DIST
+from distill.losses.relations import RelationalKD as RelationalKD
 from distill.losses.term import Objective as Objective
 from distill.losses.term import Term as Term
 from distill.losses.text_vectors import CosineRegression as CosineRegression

@@ -198,7 +198,7 @@ def _softened_logits(teacher: Outputs, temperature: float) -> Tensor:
     return logits
 
 
-Divergence = Literal["forward", "reverse", "jsd"]
+Divergence = Literal["forward", "reverse", "jsd", "skewed_forward", "skewed_reverse", "adaptive", "total_variation"]
 Beta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, description="a number between 0 and 1")]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="a share from 0 to 1")]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
@@ -211,9 +211,16 @@ class GeneralizedKD(Term):
     `jsd` is equation 1, `beta KL(p || m) + (1 - beta) KL(q || m)` with `m = beta p + (1 - beta) q`. No gradient goes
     through the sampling of the texts (algorithm 1).
 
+    `skewed_forward` is `KL(p || beta p + (1 - beta) q)` and `skewed_reverse` is `KL(q || (1 - beta) p + beta q)` (Ko et
+    al., arXiv 2402.03898, section 3.1, with 0.1 for beta in their experiments). `adaptive` is
+    `(g_h KL(p || q) + g_t KL(q || p)) / (g_h + g_t)` (Wu et al., arXiv 2404.02657): g_h is the sum of
+    `|p - q|` over the classes that are the teacher's most likely ones up to a probability of 0.5 together, at least
+    one, and g_t that over the others; no gradient goes through these two. `total_variation` is `sum |p - q| / 2`.
+
     Args:
-        divergence: `forward`, `reverse` or `jsd`.
-        beta: of `jsd`, between 0 and 1: near 0 it behaves like forward KL, near 1 like reverse KL.
+        divergence: its name above.
+        beta: between 0 and 1: of `jsd`, which near 0 behaves like forward KL and near 1 like reverse KL, and of the
+            skewed ones.
         temperature: T above 0, by which both models' logits are divided; as in the paper without a factor T^2.
         student_share: lambda of algorithm 1, the share of micro-batches whose targets the student writes, from 0 to 1.
             In these the labels teach nothing.
@@ -252,7 +259,15 @@ class GeneralizedKD(Term):
             return _divergence_sum(teacher_log, student_log)
         if self.divergence == "reverse":
             return _divergence_sum(student_log, teacher_log)
+        if self.divergence == "total_variation":
+            return (teacher_log.exp() - student_log.exp()).abs().sum() / 2
+        if self.divergence == "adaptive":
+            return _adaptive_sum(teacher_log, student_log)
         shares = student_log.new_tensor([self.beta, 1 - self.beta]).log()
+        if self.divergence == "skewed_forward":
+            return _divergence_sum(teacher_log, torch.logaddexp(teacher_log + shares[0], student_log + shares[1]))
+        if self.divergence == "skewed_reverse":
+            return _divergence_sum(student_log, torch.logaddexp(teacher_log + shares[1], student_log + shares[0]))
         mixed = torch.logaddexp(teacher_log + shares[0], student_log + shares[1])
         return self.beta * _divergence_sum(teacher_log, mixed) + (1 - self.beta) * _divergence_sum(student_log, mixed)
 
@@ -262,6 +277,21 @@ def _divergence_sum(of: Tensor, to: Tensor) -> Tensor:
     return (of.exp() * (of - to)).sum()
 
 
+def _adaptive_sum(teacher_log: Tensor, student_log: Tensor) -> Tensor:
+    """Returns the sum of the divergences of `GeneralizedKD`, `adaptive`, of log-probabilities `[n, C]`."""
+    with torch.no_grad():
+        probabilities, order = teacher_log.exp().sort(dim=-1, descending=True)
+        gaps = (probabilities - student_log.exp().gather(-1, order)).abs()
+        is_head = probabilities.cumsum(dim=-1) <= _HEAD
+        is_head[:, 0] = True
+        head, tail = (gaps * is_head).sum(dim=-1), (gaps * ~is_head).sum(dim=-1)
+        share = head / (head + tail).clamp(min=1e-12)
+    forward = (teacher_log.exp() * (teacher_log - student_log)).sum(dim=-1)
+    reverse = (student_log.exp() * (student_log - teacher_log)).sum(dim=-1)
+    return (share * forward + (1 - share) * reverse).sum()
+
+
+_HEAD = 0.5  # Probability of the teacher's most likely classes that are compared by forward KL.
 Smoothing = Annotated[float, Field(ge=0, lt=1, description="a number of at least 0 and below 1")]
 
 

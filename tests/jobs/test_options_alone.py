@@ -49,7 +49,8 @@ STUDENTS: dict[str, list[str]] = {
 # Of students for other kinds of tasks, and of tags.
 OTHER_TASKS = {"distilbert": {"decoder_depth"}, "cnn": {"tag_width", "dilations"}}
 OTHERS = (
-    "objective=hinton", "objective=dkd", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
+    "objective=hinton", "objective=dkd", "objective=dist", "objective=rkd",
+    "objective=cka", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
     "objective=pkd student.depth=2", "objective=tinybert", "objective=tinybert_layers", "objective=pseudo_label",
     "objective=supervised", "teacher.max_length=80",
     "teacher.start=contrastive teacher.contrastive.pairs=1",
