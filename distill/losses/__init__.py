@@ -24,7 +24,9 @@ from distill.losses.logits import TargetLength as TargetLength
 from distill.losses.logits import ThreeWayOrder as ThreeWayOrder
 from distill.losses.relations import CKA as CKA
 from distill.losses.relations import DIST as DIST
+from distill.losses.relations import Contrastive as Contrastive
 from distill.losses.relations import RelationalKD as RelationalKD
+from distill.losses.relations import VariationalInformation as VariationalInformation
 from distill.losses.term import Objective as Objective
 from distill.losses.term import Term as Term
 from distill.losses.text_vectors import CosineRegression as CosineRegression

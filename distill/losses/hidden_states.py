@@ -89,8 +89,8 @@ class Cosine(Term):
         return _count_tokens(items, self.part)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states = self.projection(_at_tokens(_hidden_states(student, self.part)[-1], items, self.part))
-        teacher_states = _at_tokens(_hidden_states(teacher, self.part)[-1], items, self.part)
+        student_states = self.projection(_at_tokens(get_hidden_states(student, self.part)[-1], items, self.part))
+        teacher_states = _at_tokens(get_hidden_states(teacher, self.part)[-1], items, self.part)
         if student_states.shape[-1] != teacher_states.shape[-1]:
             raise ValueError(
                 f"cosine got hidden states {student_states.shape[-1]} wide from the student and "
@@ -105,22 +105,46 @@ class PooledStates(Term):
 
     The means `[B, H]` are over the tokens of each model's own tokenizer, so that teacher and student may read different
     ones. As the projected vectors of LEAF (arXiv 2509.12539), with the cosine in the place of the distance.
+
+    With several projectors it is the projector ensemble of Chen et al. (arXiv 2210.15274, section 3.3): in the place of
+    `W h` is the mean over k of `ReLU(W_k h)`, of which each starts from other random weights.
+
+    Args:
+        projectors: number of learned projections.
     """
 
     needs = frozenset({POOLED})
     reads_logits = False
 
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, projectors: PositiveInt = 1) -> None:
+        super().__init__(weight=weight)
+        self.projectors = projectors
+
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        self.projection = nn.Linear(student.width, teacher.width)
+        self.projection = nn.Linear(student.width, self.projectors * teacher.width)
 
     def count(self, items: Items) -> Tensor:
-        return torch.tensor(len(items["attention_mask"]), device=items.labels.device)
+        return count_texts(items)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        if student.pooled is None or teacher.pooled is None:
-            raise ValueError("got outputs without pooled states, expected [B, H] of both models")
-        similarity = F.cosine_similarity(self.projection(student.pooled).float(), teacher.pooled.float(), dim=-1)
-        return (1 - similarity).sum(), self.count(items)
+        states, expected = pooled_states(student, teacher)
+        projected = self.projection(states)
+        if self.projectors > 1:
+            projected = F.relu(projected).unflatten(-1, (self.projectors, -1)).mean(dim=1)
+        return (1 - F.cosine_similarity(projected.float(), expected.float(), dim=-1)).sum(), self.count(items)
+
+
+def pooled_states(student: Outputs, teacher: Outputs) -> tuple[Tensor, Tensor]:
+    """Returns the mean last hidden states of each text, `[B, H]` of both models."""
+    if student.pooled is None or teacher.pooled is None:
+        raise ValueError("got outputs without pooled states, expected [B, H] of both models")
+    return student.pooled, teacher.pooled
+
+
+def count_texts(items: Items) -> Tensor:
+    """Returns the number of texts of a micro-batch, `[]`."""
+    return torch.tensor(len(items["attention_mask"]), device=items.labels.device)
 
 
 class HiddenStateMSE(Term):
@@ -171,7 +195,7 @@ class HiddenStateMSE(Term):
         return _count_tokens(items, self.part)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states, teacher_states = (_hidden_states(outputs, self.part) for outputs in (student, teacher))
+        student_states, teacher_states = (get_hidden_states(outputs, self.part) for outputs in (student, teacher))
         total = student_states[0].new_zeros((), dtype=torch.float32)
         for student_layer, teacher_layer in self._pairs(len(student_states) - 1, len(teacher_states) - 1):
             projected = self.projection(_at_tokens(student_states[student_layer], items, self.part)).float()
@@ -228,7 +252,7 @@ class PatientKD(Term):
         return items["attention_mask"].bool().any(dim=1).sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states, teacher_states = _hidden_states(student), _hidden_states(teacher)
+        student_states, teacher_states = get_hidden_states(student), get_hidden_states(teacher)
         mask = items["attention_mask"].bool()
         rows = mask.any(dim=1).nonzero().squeeze(-1)
         first = mask.int().argmax(dim=1)[rows]  # With padding on the left it is not token 0.
@@ -249,7 +273,7 @@ def _create_projection(student: EncoderSize, teacher: EncoderSize) -> nn.Module:
     return nn.Identity() if student.width == teacher.width else nn.Linear(student.width, teacher.width, bias=False)
 
 
-def _hidden_states(outputs: Outputs, half: Half = "encoder") -> Sequence[Tensor]:
+def get_hidden_states(outputs: Outputs, half: Half = "encoder") -> Sequence[Tensor]:
     """Returns the hidden states `[B, L, H]` of the embeddings and of each layer, of a decoder `[B, T, H]`."""
     of_half = outputs if half == "encoder" else outputs.decoder
     if of_half is None or of_half.hidden_states is None:

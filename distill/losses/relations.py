@@ -1,13 +1,13 @@
-"""Loss terms that compare relations: between texts, between classes, and between the states of all tokens."""
+"""Loss terms that compare relations: between texts, between classes, and between the states of matched layers."""
 
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeFloat, PositiveFloat
-from torch import Tensor
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 
 from distill.core.contracts import POOLED, Items, Likelihood, Outputs
 from distill.core.options import check_arguments
-from distill.losses.hidden_states import Layers, match_layers
+from distill.losses.hidden_states import Layers, count_texts, get_hidden_states, match_layers, pooled_states
 from distill.losses.term import EncoderSize, Term, get_logits, mask_logits, select_chosen
 
 
@@ -34,13 +34,11 @@ class RelationalKD(Term):
         self.distance, self.angle = float(distance), float(angle)
 
     def count(self, items: Items) -> Tensor:
-        return torch.tensor(len(items["attention_mask"]), device=items.labels.device)
+        return count_texts(items)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        if student.pooled is None or teacher.pooled is None:
-            raise ValueError("got outputs without pooled states, expected [B, H] of both models")
         count = self.count(items)
-        differences, expected = (of.float()[None] - of.float()[:, None] for of in (student.pooled, teacher.pooled))
+        differences, expected = (of.float()[None] - of.float()[:, None] for of in pooled_states(student, teacher))
         of_pairs = F.huber_loss(_relative_lengths(differences), _relative_lengths(expected), reduction="sum")
         of_triplets = F.huber_loss(_cosines(differences), _cosines(expected), reduction="sum")
         texts = len(differences)
@@ -115,13 +113,8 @@ def _correlation_loss(values: Tensor, expected: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(centred, other, dim=-1)
 
 
-class CKA(Term):
-    """`1 - CKA` of the hidden states of matched layers, which may have any widths.
-
-    Linear centred kernel alignment (Kornblith et al., arXiv 1905.00414, section 3) of the states of all N tokens of a
-    micro-batch except padding, `X [N, H_student]` and `Y [N, H_teacher]` with columns of mean 0:
-    `||Y^T X||^2 / (||X^T X|| ||Y^T Y||)` with Frobenius norms. It is 1 for states that are equal up to a rotation and
-    a factor, so that no projection is learned. The loss is the mean over the pairs of layers.
+class _MatchedLayers(Term):
+    """A term that compares the hidden states of matched layers, which may have any widths.
 
     Args:
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
@@ -130,7 +123,6 @@ class CKA(Term):
     needs = frozenset({"hidden_states"})
     reads_logits = False
     maps_layers = True
-    across_examples = True
 
     @check_arguments
     def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform") -> None:
@@ -143,17 +135,34 @@ class CKA(Term):
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         return tuple(sorted({layer for _, layer in match_layers(self.layers, student_depth, teacher_depth)}))
 
+    def match_states(self, student: Outputs, teacher: Outputs) -> list[tuple[Tensor, Tensor]]:
+        """Returns the hidden states of each pair of layers, `[B, L, H]` of both models."""
+        states, expected = get_hidden_states(student), get_hidden_states(teacher)
+        pairs = match_layers(self.layers, len(states) - 1, len(expected) - 1)
+        return [(states[one], expected[other]) for one, other in pairs]
+
+
+class CKA(_MatchedLayers):
+    """`1 - CKA` of the hidden states of matched layers.
+
+    Linear centred kernel alignment (Kornblith et al., arXiv 1905.00414, section 3) of the states of all N tokens of a
+    micro-batch except padding, `X [N, H_student]` and `Y [N, H_teacher]` with columns of mean 0:
+    `||Y^T X||^2 / (||X^T X|| ||Y^T Y||)` with Frobenius norms. It is 1 for states that are equal up to a rotation and
+    a factor, so that no projection is learned. The loss is the mean over the pairs of layers.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+    """
+
+    across_examples = True
+
     def count(self, items: Items) -> Tensor:
         return items["attention_mask"].sum()
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        if student.hidden_states is None or teacher.hidden_states is None:
-            raise ValueError("got outputs without hidden states, expected [B, L, H] of both models")
         tokens, count = items["attention_mask"].bool(), self.count(items)
-        pairs = match_layers(self.layers, len(student.hidden_states) - 1, len(teacher.hidden_states) - 1)
         of_layers = [
-            1 - _alignment(student.hidden_states[one][tokens], teacher.hidden_states[other][tokens])
-            for one, other in pairs
+            1 - _alignment(states[tokens], expected[tokens]) for states, expected in self.match_states(student, teacher)
         ]
         return torch.stack(of_layers).mean() * count, count
 
@@ -165,3 +174,79 @@ def _alignment(states: Tensor, expected: Tensor) -> Tensor:
         own, other = (torch.linalg.matrix_norm(of.T @ of) for of in (first, second))
         aligned: Tensor = (second.T @ first).square().sum() / (own * other).clamp(min=1e-12)
         return aligned
+
+
+class Contrastive(_MatchedLayers):
+    """Cross-entropy of a text's states in the teacher among those of all texts of the micro-batch.
+
+    `-log exp(s_i t_i / T) / sum_j exp(s_i t_j / T)`. The vectors `s_i` and `t_i [D]` of length 1 are learned linear
+    maps of the mean states of matched layers over the text's tokens, one after another, as in CoDIR (Sun et al., arXiv
+    2009.14167, section 3.2). Contrastive representation distillation (Tian et al., arXiv 1910.10699) has those of the
+    last layer alone, and both have further negatives from a memory of earlier batches.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+        dimensions: D.
+        temperature: T above 0.
+    """
+
+    across_examples = True
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        layers: Layers = "uniform",
+        dimensions: PositiveInt = 128,
+        temperature: PositiveFloat = 0.1,
+    ) -> None:
+        super().__init__(weight=weight, layers=layers)
+        self.dimensions, self.temperature = dimensions, float(temperature)
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.maps = nn.ModuleList(nn.Linear(student.layers * of.width, self.dimensions) for of in (student, teacher))
+
+    def count(self, items: Items) -> Tensor:
+        return count_texts(items)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        weights = items["attention_mask"].unsqueeze(-1)
+        lengths = weights.sum(dim=1).clamp(min=1)
+        vectors, expected = (
+            F.normalize(
+                of_model(torch.cat([(of * weights).sum(dim=1) / lengths for of in states], dim=-1)).float(), dim=-1
+            )
+            for of_model, states in zip(self.maps, zip(*self.match_states(student, teacher), strict=True), strict=True)
+        )
+        own = torch.arange(len(vectors), device=vectors.device)
+        return F.cross_entropy(vectors @ expected.T / self.temperature, own, reduction="sum"), self.count(items)
+
+
+class VariationalInformation(_MatchedLayers):
+    """Negative log-likelihood of the teacher's states given the student's (Ahn et al., arXiv 1904.05835, equation 4).
+
+    For the state t of a token in each matched layer it is the mean over the dimensions d of
+    `log sigma_d + (t_d - mu_d)^2 / (2 sigma_d^2)`, without its constant, with a learned linear map `mu = W h + b` of
+    the student's state h. As in the paper `sigma_d^2 = softplus(a_d) + 1e-5` depends on the dimension alone. The loss
+    is the mean over the pairs of layers, and may be below 0.
+
+    Args:
+        layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
+    """
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        self.means = nn.ModuleList(nn.Linear(student.width, teacher.width) for _ in range(student.layers))
+        self.scales = nn.ParameterList(torch.zeros(teacher.width) for _ in range(student.layers))  # a
+
+    def count(self, items: Items) -> Tensor:
+        return items["attention_mask"].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        tokens, total = items["attention_mask"].bool(), torch.zeros((), device=items.labels.device)
+        pairs = self.match_states(student, teacher)
+        for (states, expected), mean, scale in zip(pairs, self.means, self.scales, strict=True):
+            error = expected[tokens].float() - mean(states[tokens]).float()
+            variance = F.softplus(scale) + 1e-5
+            total = total + (variance.log() + error.square() / variance).mean(dim=-1).sum() / 2
+        return total / len(pairs), self.count(items)

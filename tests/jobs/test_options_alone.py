@@ -50,7 +50,7 @@ STUDENTS: dict[str, list[str]] = {
 OTHER_TASKS = {"distilbert": {"decoder_depth"}, "cnn": {"tag_width", "dilations"}}
 OTHERS = (
     "objective=hinton", "objective=dkd", "objective=dist", "objective=rkd",
-    "objective=cka", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
+    "objective=cka", "objective=crd", "objective=vid", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
     "objective=pkd student.depth=2", "objective=tinybert", "objective=tinybert_layers", "objective=pseudo_label",
     "objective=supervised", "teacher.max_length=80",
     "teacher.start=contrastive teacher.contrastive.pairs=1",

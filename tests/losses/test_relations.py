@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from distill.core.contracts import Items, Outputs
-from distill.losses import CKA, DIST, GeneralizedKD, RelationalKD, Term
+from distill.losses import (
+    CKA,
+    DIST,
+    Contrastive,
+    GeneralizedKD,
+    PooledStates,
+    RelationalKD,
+    Term,
+    VariationalInformation,
+)
+from distill.losses.term import EncoderSize
 
 
 def select(number: int, mask: Tensor | None = None, valid: Tensor | None = None) -> Items:
@@ -19,7 +29,7 @@ def select(number: int, mask: Tensor | None = None, valid: Tensor | None = None)
 
 def mean(term: Term, student: Outputs, teacher: Outputs, items: Items) -> float:
     total, count = term(student, teacher, items)
-    return float(total / count)
+    return float(total.detach() / count)
 
 
 def pooled(*rows: list[float]) -> Outputs:
@@ -135,6 +145,65 @@ def test_states_without_variance_have_a_finite_gradient() -> None:
     items = select(1, mask=torch.ones(1, 3, dtype=torch.long))
     total, _ = CKA()(states(student, student), states(torch.randn(1, 3, 2), torch.randn(1, 3, 2)), items)
     assert torch.isfinite(torch.autograd.grad(total, student)[0]).all()
+
+
+# Learned maps
+
+ONE, TWO = EncoderSize(width=1, layers=1), EncoderSize(width=2, layers=2)
+
+
+def fill(module: torch.nn.Module, weights: list[list[float]], bias: list[float]) -> None:
+    module.load_state_dict({"weight": torch.tensor(weights), "bias": torch.tensor(bias)})
+
+
+def test_a_text_is_told_from_the_others_by_hand() -> None:
+    # Means without padding: of the student 1 and -1, of the teacher (1, 0) and (0, 1). Its maps turn both into plane
+    # vectors, of the student's (1, 0) and (-1, 0): cosines 1, 0 in the first row, -1, 0 in the second.
+    term = Contrastive(dimensions=2, temperature=0.5)
+    term.connect(ONE, TWO)
+    fill(term.maps[0], [[3.0], [0.0]], [0.0, 0.0])
+    fill(term.maps[1], [[2.0, 0.0], [0.0, 2.0]], [0.0, 0.0])
+    mask = torch.tensor([[1, 1], [1, 0]])
+    student = states(torch.zeros(2, 2, 1), torch.tensor([[[0.0], [2.0]], [[-1.0], [9.0]]]))
+    last = torch.tensor([[[1.0, -1.0], [1.0, 1.0]], [[0.0, 1.0], [9.0, 9.0]]])
+    teacher = states(torch.zeros_like(last), torch.zeros_like(last), last)
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-2))) / 2
+    assert mean(term, student, teacher, select(2, mask=mask)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_likelihood_of_states_by_hand() -> None:
+    term = VariationalInformation(layers=[1])
+    term.connect(ONE, TWO)
+    fill(term.means[0], [[1.0], [-1.0]], [0.0, 1.0])
+    with torch.no_grad():
+        term.scales[0].copy_(torch.tensor([math.log(math.e - 1), math.log(math.exp(4) - 1)]))  # Variances 1 and 4.
+    student = states(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [99.0]]]))
+    first = torch.tensor([[[5.0, 1.0], [0.0, 0.0]]])
+    items = select(1, mask=torch.tensor([[1, 0]]))
+    # The means are (2, -1): errors 3 and 2.
+    expected = ((0 + 9 / 1) + (math.log(4) + 4 / 4)) / 2 / 2
+    assert mean(term, student, states(first, first, first), items) == pytest.approx(expected, rel=1e-4)
+
+
+def test_projectors_are_averaged_behind_their_relu() -> None:
+    term = PooledStates(projectors=2)
+    term.connect(ONE, TWO)
+    fill(term.projection, [[3.0], [-1.0], [1.0], [2.0]], [0.0] * 4)  # relu (3, -1) and (1, 2): mean (2, 1).
+    found = mean(term, pooled([1.0]), pooled([1.0, 0.0]), select(1))
+    assert found == pytest.approx(1 - 2 / math.sqrt(5), rel=1e-5)
+
+
+@pytest.mark.parametrize("term", [Contrastive(), VariationalInformation(), PooledStates(projectors=3)])
+def test_maps_learn_and_a_batch_without_tokens_has_finite_gradients(term: Term) -> None:
+    term.connect(EncoderSize(width=3, layers=1), EncoderSize(width=4, layers=2))
+    for mask in (torch.tensor([[1, 1], [1, 0]]), torch.zeros(2, 2, dtype=torch.long)):
+        layers = [torch.randn(2, 2, 3, requires_grad=True) for _ in range(2)]
+        teacher = [torch.randn(2, 2, 4) for _ in range(3)]
+        student = Outputs(hidden_states=tuple(layers), pooled=layers[1].mean(dim=1))
+        total, _ = term(student, Outputs(hidden_states=tuple(teacher), pooled=teacher[2].mean(dim=1)), select(2, mask))
+        gradients = torch.autograd.grad(total, [layers[1], *term.parameters()], allow_unused=True)
+        assert all(of is not None and torch.isfinite(of).all() for of in gradients)
+        assert mask.sum() == 0 or all(of is not None and of.any() for of in gradients)
 
 
 # Divergences of generalized distillation
