@@ -96,7 +96,8 @@ JOBS: dict[str, Job] = {
         words="data, label.*, task, seed and dry_run",
     ),
     "report": _job_without_run(
-        "publishing_jobs:run_report", "job=", "runs=", "report_dir=", "refresh=", words="runs, report_dir and refresh"
+        "publishing_jobs:run_report", "job=", "runs=", "report_dir=", "refresh=", "report.rank=", "report.against=",
+        words="runs, report_dir, refresh, report.rank and report.against",
     ),
     "glue_test": _job_without_run("publishing_jobs:run_glue_test", "job=", "runs=", "data=", words="runs and data"),
     "benchmark": _job_without_run(

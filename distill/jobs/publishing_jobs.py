@@ -5,6 +5,7 @@ student at its top, so that `from_pretrained("owner/name")` loads it, and `bundl
 """
 
 import signal
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.filesize import decimal
 from rich.table import Table
@@ -20,7 +22,7 @@ from rich.table import Table
 from distill.core import storage
 from distill.core.console import console, print_line, print_notice, silence_libraries
 from distill.core.errors import OptionError, UnreachableError, UserError, first_line
-from distill.core.files import CHECKSUMS, JsonObject, is_intact, make_directory, write_text
+from distill.core.files import CHECKSUMS, JsonObject, is_intact, make_directory, write_json, write_text
 from distill.core.options import show_value
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Record
@@ -30,10 +32,11 @@ from distill.records.choice import Choice
 from distill.records.experiment import Outcome, read_experiment, read_runs
 from distill.records.experiment_table import ExperimentTable, TablePage, describe_table
 from distill.records.pages import Collection, write_collection
+from distill.records.ranking import RANKING, Ranking
 from distill.records.report import render_overview_card
 from distill.records.row_tables import PaperFiles, write_paper_files
 from distill.records.schema import Runs, fetch_runs, find_runs, read_record
-from distill.records.verdict import recommend
+from distill.records.verdict import ReportSettings, recommend
 from distill.rows.formats import SUFFIXES, Row, read_rows
 
 
@@ -53,7 +56,8 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
         raise OptionError("refresh", config.refresh, "a whole number of seconds of at least 1, or null")
     runs = storage.local_path(config.runs)
     to = runs if config.report_dir is None else storage.local_path(config.report_dir)
-    write(runs, to, refresh=config.refresh)
+    settings = read_settings(config)
+    write(runs, to, settings, refresh=config.refresh)
     if config.refresh is None:
         return
     print_line(f"The report is written again every {config.refresh} s. Ctrl-C ends this")
@@ -61,21 +65,29 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     try:
         while True:
             wait(config.refresh)
-            _write_pages(*_find(runs), to, refresh=config.refresh)
+            _write_pages(*_find(runs, settings, to), to, refresh=config.refresh)
     except KeyboardInterrupt:
-        _write_pages(*_find(runs), to)  # A page that no longer loads itself again.
+        _write_pages(*_find(runs, settings, to), to)  # A page that no longer loads itself again.
     finally:
         signal.signal(signal.SIGINT, previous)
 
 
-def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
+_DEFAULTS = ReportSettings()
+
+
+def read_settings(config: DictConfig) -> ReportSettings:
+    """Returns the settings of a report of several runs."""
+    return cast(ReportSettings, instantiate(config.report)) if "report" in config else _DEFAULTS
+
+
+def write(runs: Path, to: Path, settings: ReportSettings = _DEFAULTS, *, refresh: int | None = None) -> None:
     """Writes the report of the runs below a directory, and prints its tables.
 
     Raises:
         UserError: if there are no runs, or the report cannot be written.
     """
-    found, table = _find(runs)
     make_directory(to)
+    found, table = _find(runs, settings, to)
     written, files = _write_pages(found, table, to, refresh=refresh)
     if table is not None:
         for shown in table.terminal_tables():
@@ -95,21 +107,30 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
         print_line(f"Paper    {files.describe()}")
 
 
-def _find(directory: Path) -> tuple[Runs, TablePage | None]:
+def _find(directory: Path, settings: ReportSettings, to: Path) -> tuple[Runs, TablePage | None]:
     """Returns the runs below a directory, those of its cells alone if it has the table of an experiment.
 
-    The page is that of the table, or of the choice among several students.
+    The page is that of the ranking, which is written as JSON too, of the table, or of the choice among students.
     """
     fetch_runs(directory)
     listed = read_runs(directory)
+    table = None
     if listed is None:
-        choice = Choice.read(directory)
-        return find_runs(directory), None if choice is None else choice.describe()
-    table = ExperimentTable(read_experiment(listed.content), listed.outcomes, listed.command)
-    found = find_runs(directory) if table.directories else Runs([], [])
-    wanted = set(table.directories)
-    readable = [(path, record) for path, record in found.readable if path.resolve() in wanted]
-    return Runs(readable, found.unreadable), describe_table(table)
+        found = find_runs(directory)
+    else:
+        table = ExperimentTable(read_experiment(listed.content), listed.outcomes, listed.command)
+        found = find_runs(directory) if table.directories else Runs([], [])
+        wanted = set(table.directories)
+        found = Runs([run for run in found.readable if run[0].resolve() in wanted], found.unreadable)
+    if settings.rank is not None:
+        command = ["python", "-m", "distill", *sys.argv[1:]]
+        ranking = Ranking.of(found.readable, settings.rank, settings.against, command)
+        write_json(to / RANKING, ranking.record())
+        return found, ranking.describe()
+    if table is not None:
+        return found, describe_table(table)
+    choice = Choice.read(directory)
+    return found, None if choice is None else choice.describe()
 
 
 def _write_pages(

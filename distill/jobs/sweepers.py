@@ -485,12 +485,12 @@ class SweepReport(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Writes the report of the runs of this sweep."""
-        from distill.jobs.publishing_jobs import write
+        from distill.jobs.publishing_jobs import read_settings, write
 
         if config.get("dry_run"):
             return  # No run has written anything.
         directory = Path(str(config.hydra.sweep.dir))
         try:
-            write(directory, directory)
+            write(directory, directory, read_settings(config))
         except UserError as error:  # Of a sweep whose every run was refused.
             print_notice(f"there is no report: {error}")

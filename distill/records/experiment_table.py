@@ -19,6 +19,7 @@ from distill.records.run import hide_in_text, show_command
 from distill.records.schema import DEV, metric_name, read_record
 from distill.records.verdict import MISSING, format_number
 from distill.training.statistics import (
+    POWER,
     Difference,
     Values,
     average,
@@ -27,6 +28,7 @@ from distill.training.statistics import (
     is_noise,
     name_seeds_of_rows,
     read_measured,
+    smallest_shown,
     spread,
 )
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 
 SECONDS = "seconds"  # The metric of a column of times.
-SEEN, NOT_SEEN, NOISE, UNTESTED = "as published", "opposite", "undecided", "no interval"
+SEEN, NOT_SEEN, UNTESTED = "as published", "opposite", "no interval"
+NONE_SEEN, TOO_SMALL = "not seen", "too small to tell"  # The interval has 0 alone, or the published difference too.
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Effect:
     Attributes:
         ours: None without both numbers.
         published: in the unit of the paper; None without both figures.
-        sign: `SEEN`, `NOT_SEEN`, `NOISE` or `UNTESTED`; None without both differences.
+        sign: `SEEN`, `NOT_SEEN`, `NONE_SEEN`, `TOO_SMALL` or `UNTESTED`; None without both differences.
     """
 
     row: str
@@ -336,16 +339,20 @@ def _name_sign(
     """Returns whether a difference has the sign of the paper's, beyond noise."""
     if ours is None or published is None:
         return None
+    if ours["interval"] is None:
+        return UNTESTED
+    expected = _sign_of(task) * _sign_of(task, block) * published
     if is_noise(ours):
-        return NOISE if ours["interval"] else UNTESTED
-    same = _sign_of(task) * ours["difference"] * _sign_of(task, block) * published > 0
-    return SEEN if same else NOT_SEEN
+        low, high = (_scale(task) * end for end in ours["interval"])
+        return TOO_SMALL if low <= expected <= high else NONE_SEEN
+    return SEEN if ours["difference"] * expected > 0 else NOT_SEEN
 
 
 NO_VALUE = "missing"
 PAPER, MEDIAN, KEPT = "paper", "median", "share"
 VALUES, DIFFERENCES = "Table", "Differences"
-LEFT = ("row", "on", "sign")  # Columns of texts.
+POWERED = "could have shown"
+LEFT = ("on", "sign", "setting")  # Columns of texts besides the first one.
 
 
 @dataclass(frozen=True)
@@ -372,7 +379,8 @@ class TablePage:
     def terminal_tables(self) -> Iterator[TerminalTable]:
         """Yields the tables for a terminal."""
         titles = {VALUES: self.title, DIFFERENCES: f"Differences from {self.reference}"}
-        yield from (TerminalTable(titles[heading], of.cells, left=LEFT) for heading, of in self.tables.items())
+        for heading, of in self.tables.items():
+            yield TerminalTable(titles[heading], of.cells, left=(of.cells[0][0], *LEFT))
 
 
 def describe_table(table: ExperimentTable) -> TablePage:
@@ -397,16 +405,16 @@ def describe_table(table: ExperimentTable) -> TablePage:
     )  # fmt: skip
 
 
-def _scale(cell: Cell) -> float:
-    """Returns the factor of a number as the table shows it: a metric of which more is better is in percent."""
-    return 1.0 if cell.task.get("selects") == "min" else 100.0
+def _scale(task: JsonObject) -> float:
+    """Returns the factor of a metric as the table shows it: one of which more is better is in percent."""
+    return 1.0 if task.get("selects") == "min" else 100.0
 
 
 def _format(cell: Cell) -> str:
     """Returns mean and standard deviation over the seeds: `84.12 ± 0.31`."""
     if not cell.values:
         return NO_VALUE
-    found, scale = spread(list(cell.values.values())), _scale(cell)
+    found, scale = spread(list(cell.values.values())), _scale(cell.task)
     deviation = "" if found["std"] is None else f" ± {scale * found['std']:.2f}"
     return f"{scale * found['mean']:.2f}{deviation}"
 
@@ -458,21 +466,22 @@ def _difference_cells(table: ExperimentTable, effects: Sequence[Effect]) -> list
     if not shown:
         return []
     lines = [
-        [effect.row, effect.column, _format_difference(table, effect),
+        [effect.row, effect.column, *_format_difference(table, effect),
          MISSING if effect.published is None else f"{effect.published:+.2f}", effect.sign or MISSING]
         for effect in shown
     ]  # fmt: skip
-    return [["row", "on", "ours", PAPER, "sign"], *lines]
+    return [["row", "on", "ours", POWERED, PAPER, "sign"], *lines]
 
 
-def _format_difference(table: ExperimentTable, effect: Effect) -> str:
-    """Returns a difference with its 95% interval: `-1.20 (-2.00 to -0.40)`."""
+def _format_difference(table: ExperimentTable, effect: Effect) -> tuple[str, str]:
+    """Returns a difference with its 95% interval, `-1.20 (-2.00 to -0.40)`, and the smallest that it could show."""
     if effect.ours is None:
-        return NO_VALUE
-    scale = _scale(table.cells[effect.row][effect.column])
-    interval = effect.ours["interval"]
+        return NO_VALUE, MISSING
+    scale = _scale(table.cells[effect.row][effect.column].task)
+    interval, least = effect.ours["interval"], smallest_shown(effect.ours)
     ends = "" if interval is None else f" ({scale * interval[0]:+.2f} to {scale * interval[1]:+.2f})"
-    return f"{scale * effect.ours['difference'] + 0.0:+.2f}{ends}"
+    shown = MISSING if least is None else f"{scale * least:.2f}"
+    return f"{scale * effect.ours['difference'] + 0.0:+.2f}{ends}", shown
 
 
 def _sentences(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[str]:
@@ -483,7 +492,8 @@ def _sentences(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[st
     yield (
         f"Numbers are in percent where more is better, {seeds}. Differences "
         f"are from {experiment.reference}, with 95% intervals: paired by seed, or over examples for one seed, "
-        "where a mean over tasks has that of independent tasks if each has one."
+        "where a mean over tasks has that of independent tasks if each has one. "
+        f"`{POWERED}` is the smallest true difference that {POWER:.0%} of such comparisons show."
     )
     if MEAN in table.columns:
         without = [task for task in experiment.columns if task not in table.averaged]
@@ -533,14 +543,14 @@ def _plain_values(table: ExperimentTable) -> list[list[object]]:
 
 def _plain_differences(table: ExperimentTable, effects: Sequence[Effect]) -> list[list[object]]:
     lines: list[list[object]] = [
-        ["row", "column", "reference", "difference", "low", "high", "p", "over", PAPER, "sign"]
+        ["row", "column", "reference", "difference", "low", "high", "p", "over", "smallest_shown", PAPER, "sign"]
     ]
     for effect in effects:
         ours = effect.ours
         low, high = (ours["interval"] if ours else None) or (None, None)
         lines.append([
             effect.row, effect.column, table.experiment.reference, ours and ours["difference"], low, high,
-            ours and ours["p"], ours and ours["over"], effect.published, effect.sign,
+            ours and ours["p"], ours and ours["over"], ours and smallest_shown(ours), effect.published, effect.sign,
         ])  # fmt: skip
     return lines
 
@@ -562,7 +572,7 @@ def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:
         return None
     column = known[-1].column
     shown = [effect for effect in known if effect.column == column]
-    scale = _scale(table.cells[shown[0].row][column])
+    scale = _scale(table.cells[shown[0].row][column].task)
 
     def plot(axes: "Axes") -> None:
         places = list(range(len(shown)))

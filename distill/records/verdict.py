@@ -571,6 +571,10 @@ class ReportSettings:
     Args:
         margin: points of the metric within which two models are called equal, if the 95% interval of their difference
             lies within it; percent of a metric of which less is better.
+        rank: option whose values a report of several runs ranks; None for none.
+        against: value of `rank` that the others are compared with; None for hinton, or the first one.
     """
 
     margin: PositiveFloat = MARGIN
+    rank: str | None = None
+    against: str | None = None

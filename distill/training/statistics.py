@@ -275,7 +275,7 @@ def spread(values: Sequence[float]) -> Spread:
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
 
 
-def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Difference:
+def compare_seeds(values: Sequence[float], others: Sequence[float], level: float = LEVEL) -> Difference:
     """Compares two models over seeds, whose values of a pair come from the same seed.
 
     Values that have their parts are compared over seeds and examples together, and for one seed over examples. Others
@@ -287,17 +287,19 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
     differences = np.asarray(values, dtype=np.float64) - np.asarray(others, dtype=np.float64)
     found = estimate_error(values, others)
     if found is not None:
-        return describe_error(float(differences.mean()), found, values)
+        return describe_error(float(differences.mean()), found, values, level)
     if len(differences) < 2 or np.ptp(differences) <= 1e-12:
         return _difference(differences.mean(), None, None, "seeds", len(differences))
     test = stats.ttest_1samp(differences, 0.0)  # The paired t-test is that of the differences.
-    ends = test.confidence_interval(LEVEL)
+    ends = test.confidence_interval(level)
     return _difference(differences.mean(), ends, float(test.pvalue), "seeds", len(differences))
 
 
-def describe_error(difference: float, uncertainty: Uncertainty, values: Sequence[float]) -> Difference:
+def describe_error(
+    difference: float, uncertainty: Uncertainty, values: Sequence[float], level: float = LEVEL
+) -> Difference:
     """Returns a difference over the seeds and examples of these values, or over the examples of one seed."""
-    half, p = uncertainty.half_width(LEVEL), uncertainty.p_value(difference)
+    half, p = uncertainty.half_width(level), uncertainty.p_value(difference)
     over, number = ("examples", count_examples(values)) if len(values) == 1 else (BOTH, len(values))
     return _difference(difference, [difference - half, difference + half], p, over, number)
 
@@ -522,7 +524,7 @@ def wilson_interval(share: float, number: int) -> tuple[float, float]:
     return center - half, center + half
 
 
-def compare_values(values: Values, others: Values, examples: int | None) -> Difference | None:
+def compare_values(values: Values, others: Values, examples: int | None, level: float = LEVEL) -> Difference | None:
     """Compares two models over the seeds that both have and over examples; None without a value of each.
 
     Models without parts are compared over the seeds that both have, else over examples. With several seeds each, and
@@ -531,17 +533,18 @@ def compare_values(values: Values, others: Values, examples: int | None) -> Diff
 
     Args:
         examples: as in `estimate`.
+        level: of the interval where both models have parts or the same seeds, else it is that of the others.
     """
     if not values or not others:
         return None
     shared = sorted(values.keys() & others.keys())
     if len(shared) > 1:
-        return compare_seeds([values[seed] for seed in shared], [others[seed] for seed in shared])
+        return compare_seeds([values[seed] for seed in shared], [others[seed] for seed in shared], level)
     if len(values) > 1 and len(others) > 1:
         return _compare_unpaired(list(values.values()), list(others.values()))
     seeds = (shared[0], shared[0]) if shared else (min(values), min(others))
     value, other = values[seeds[0]], others[seeds[1]]
-    difference = compare_seeds([value], [other])
+    difference = compare_seeds([value], [other], level)
     if difference["interval"] is None and examples and 0 <= value <= 1 and 0 <= other <= 1:
         (low, high), (other_low, other_high) = (wilson_interval(share, examples) for share in (value, other))
         # Newcombe (1998), method 10.
@@ -576,6 +579,47 @@ def is_noise(difference: Difference | None) -> bool:
     """Returns whether a difference is not known to be one: its interval has 0, or there is no interval."""
     interval = difference and difference["interval"]
     return interval is None or interval[0] <= 0 <= interval[1]
+
+
+POWER = 0.8  # Of a comparison: the share of samples in which it shows a difference.
+
+
+def smallest_shown(difference: Difference) -> float | None:
+    """Returns the smallest true difference that a comparison shows in `POWER` of all samples of its size.
+
+    It is half of the 95% interval times `1 + z(POWER) / z(0.975)`, about 1.43, by the normal distribution; None without
+    an interval.
+    """
+    from scipy import stats
+
+    if difference["interval"] is None:
+        return None
+    low, high = difference["interval"]
+    return float((high - low) / 2 * (1 + stats.norm.ppf(POWER) / stats.norm.ppf((1 + LEVEL) / 2)))
+
+
+def compare_all(values: Mapping[str, Values], others: Values, examples: int | None) -> dict[str, Difference]:
+    """Compares several models with one, with intervals and p that hold together at 95% (Holm, 1979).
+
+    The p are those of Holm's steps. The interval of the i-th smallest of m is at the level `1 - 0.05 / (m - i + 1)`
+    (Serlin, 1993), and those behind the first that has 0 are at its level, so that each has 0 where its p is above
+    0.05.
+
+    Returns:
+        the differences of the models that have one.
+    """
+    found = {name: of for name, own in values.items() if (of := compare_values(own, others, examples)) is not None}
+    number, largest, has_shown = len(found), 0.0, True
+    for name in sorted(found, key=lambda name: 1.0 if found[name]["p"] is None else found[name]["p"] or 0.0):
+        again = compare_values(values[name], others, examples, 1 - (1 - LEVEL) / number)
+        assert again is not None  # As before.
+        if again["p"] is not None:
+            largest = max(largest, min(1.0, number * again["p"]))
+            again["p"] = largest
+        has_shown = has_shown and not is_noise(again)
+        number -= has_shown
+        found[name] = again
+    return found
 
 
 def describe_bars(estimates: Iterable[Estimate | None], seeds: str, examples: int | None) -> str:

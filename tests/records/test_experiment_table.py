@@ -9,9 +9,10 @@ import pytest
 from distill.records.experiment import Outcome, Place, read_experiment
 from distill.records.experiment_table import (
     DIFFERENCES,
-    NOISE,
+    NONE_SEEN,
     NOT_SEEN,
     SEEN,
+    TOO_SMALL,
     UNTESTED,
     Effect,
     ExperimentTable,
@@ -55,12 +56,15 @@ def find(table: ExperimentTable, row: str, column: str) -> Effect:
 def test_a_difference_over_seeds_is_paired_and_has_the_sign_of_the_paper_or_not(tmp_path: Path) -> None:
     values = {
         "base": {"a": [0.50, 0.60, 0.70]}, "worse": {"a": [0.40, 0.51, 0.59]}, "better": {"a": [0.61, 0.70, 0.81]},
-        "same": {"a": [0.60, 0.50, 0.71]}, "alike": {"a": [0.51, 0.61, 0.71]},
+        "same": {"a": [0.60, 0.50, 0.71]}, "less": {"a": [0.60, 0.50, 0.71]}, "alike": {"a": [0.51, 0.61, 0.71]},
     }  # fmt: skip
-    published = [block({"base": 80.0, "worse": 70.0, "better": 79.0, "same": 81.0, "alike": 82.0})]
+    figures = {"base": 80.0, "worse": 70.0, "better": 79.0, "same": 81.0, "less": 30.0, "alike": 82.0}
+    published = [block(figures)]
     table = create_table(tmp_path, values, published=published)
     signs = {row: find(table, row, "a").sign for row in values if row != "base"}
-    assert signs == {"worse": SEEN, "better": NOT_SEEN, "same": NOISE, "alike": UNTESTED}
+    assert signs == {
+        "worse": SEEN, "better": NOT_SEEN, "same": TOO_SMALL, "less": NONE_SEEN, "alike": UNTESTED
+    }  # fmt: skip
     ours = find(table, "worse", "a").ours
     assert ours is not None
     assert ours["difference"] == pytest.approx(-0.1)

@@ -319,7 +319,7 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     # The run
     ("", VALUE, "seed seeds baseline alpha copies"),
     ("record.", VALUE, "texts"),
-    ("report.", VALUE, "margin"),
+    ("report.", VALUE, "margin rank against"),
     ("budget.", VALUE, "mb ms widths"),
     ("", ADMINISTRATION, "output_dir cache_dir"),
     ("", OF_SERVICE, "resume dry_run"),
