@@ -37,6 +37,7 @@ class Column:
         split: that the metric is of.
         selects: whether more or less of the metric is better; None for that of the task.
         seconds: the format of the student whose seconds for a whole pass over dev are the number, in place of a metric.
+        rows: that are run on the task; None for all.
     """
 
     options: Options = ()
@@ -45,6 +46,7 @@ class Column:
     split: Literal["dev", "test"] = DEV
     seconds: Literal["torch", "fp32", "int8"] | None = None
     selects: Literal["max", "min"] | None = None
+    rows: Names | None = None
 
 
 @raise_option_errors
@@ -155,10 +157,11 @@ class Experiment:
     left_out: Mapping[str, Sequence[str]]
 
     def places(self) -> Iterator[Place]:
-        """Yields every cell with every seed, row by row."""
+        """Yields every cell that is run, with every seed, row by row."""
         for row in self.rows:
-            for column in self.columns:
-                yield from (Place(row, column, seed) for seed in self.seeds)
+            for name, column in self.columns.items():
+                if column.rows is None or row in column.rows:
+                    yield from (Place(row, name, seed) for seed in self.seeds)
 
     def step_of(self, place: Place) -> str:
         """Returns the step whose run has the number of a cell."""
@@ -279,6 +282,8 @@ def _check(experiment: Experiment) -> None:
             _check_name(step, experiment.steps, f"row {row} of experiment {name} has options of a step")
     for column, of in experiment.columns.items():
         _check_name(of.step or last, experiment.steps, f"task {column} of experiment {name} is of a step")
+        for row in of.rows or ():
+            _check_name(row, experiment.rows, f"task {column} of experiment {name} has a row")
     _check_name(experiment.reference, experiment.rows, f"experiment {name} has as its reference a row")
     for number, published in enumerate(experiment.published):
         _check_published(published, experiment, before=experiment.published[:number])
