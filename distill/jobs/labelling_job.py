@@ -316,7 +316,7 @@ def _print_plan(labeller: Labeller, examples: Examples, settings: LabelSettings)
     order = sorted(asked, key=lambda number: len(str(examples.rows[number])))
     places = np.linspace(0, len(order) - 1, min(SAMPLE, len(order))).round().astype(int)
     _ask(labeller, examples, sorted({order[place] for place in places}), "sample")
-    if not labeller.file.number:
+    if not labeller.file.by_key:
         raise UserError(f"{settings.endpoint} has answered none of the questions: {dict(labeller.count_faults())}")
     rows = [examples.rows[number] for number in asked]
     read, written, seconds = labeller.estimate(rows)

@@ -60,16 +60,17 @@ class AnswerFile:
 
     Attributes:
         by_key: the answers to each question in their order.
-        number, read, written: of all answers, with the tokens of questions and of replies.
+        read, written: tokens of all questions and of all replies.
+        longest: tokens of the longest reply.
         refusals: number of replies without an answer by the reason, to be read when no thread adds one.
         refused: number of these replies.
     """
 
     path: Path
     by_key: dict[str, list[Answer]] = field(default_factory=dict)
-    number: int = 0
     read: int = 0
     written: int = 0
+    longest: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     refused: int = 0
 
@@ -104,9 +105,9 @@ class AnswerFile:
 
     def _add(self, answer: Answer) -> None:
         self.by_key.setdefault(answer.key, []).append(answer)
-        self.number += 1
         self.read += answer.read
         self.written += answer.written
+        self.longest = max(self.longest, answer.written)
         if answer.refusal is not None:
             self.refusals[answer.refusal] += 1
             self.refused += 1

@@ -61,7 +61,7 @@ class Labeller:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self._lock, self._failed_in_a_row, self._underway, self._last = threading.Lock(), 0, 0, ""
+        self._lock, self._failed_in_a_row, self._underway, self._last = threading.Lock(), 0, 0.0, ""
 
     def request(self, row: Row, vote: int = 0) -> dict[str, object]:
         """Returns the messages and the settings of a question."""
@@ -141,21 +141,24 @@ class Labeller:
 
     @contextmanager
     def _spending(self, row: Row) -> Iterator[bool]:
-        """Yields whether one more question may be asked, with those that are under way at the mean cost.
-
-        Before the first reply the cost is that of a token for every three characters, and of `REPLY`.
-        """
+        """Yields whether one more question may be asked, with those that are under way at the cost of their length."""
+        cost = 0.0
         with self._lock:
             if self.max_cost is not None and self.price is not None:
-                length = sum(len(message["content"]) for message in self.form.messages(row))
-                mean = self.cost() / self.file.number if self.file.number else self.price.of(length / 3, REPLY)
-                self.is_over = self.is_over or self.cost() + (self._underway + 1) * mean > self.max_cost
-            self._underway += 1
+                cost = self._expect(row)
+                self.is_over = self.is_over or self.cost() + self._underway + cost > self.max_cost
+            self._underway += cost
         try:
             yield not self.is_over
         finally:
             with self._lock:
-                self._underway -= 1
+                self._underway -= cost
+
+    def _expect(self, row: Row) -> float:
+        """Returns the dollars of a question: a token for every three characters, and the longest reply, or `REPLY`."""
+        assert self.price is not None
+        length = sum(len(message["content"]) for message in self.form.messages(row))
+        return self.price.of(length / 3, self.file.longest or REPLY)
 
     def count_faults(self) -> Counter[str]:
         """Returns the faults of this process, and the replies of the file that have no answer, by their reason."""
