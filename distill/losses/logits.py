@@ -97,13 +97,23 @@ class PseudoLabels(Term):
 
 
 class LogitMSE(Term):
-    """Mean over classes of `(z - v)^2` for each item (Tang et al., arXiv 1903.12136, equation 4)."""
+    """Mean over classes of `(z - v)^2` for each item (Tang et al., arXiv 1903.12136, equation 4).
+
+    Args:
+        scale: factor of the teacher's logits v. Annealed distillation raises it to 1 from stage to stage, and goes on
+            with labels alone (Jafari et al., arXiv 2104.07163, section 3).
+    """
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, scale: PositiveFloat = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.scale = float(scale)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
         student_logits, teacher_logits = (
             select_chosen(get_logits(outputs), items).float() for outputs in (student, teacher)
         )
-        difference = student_logits - teacher_logits
+        difference = student_logits - self.scale * teacher_logits
         if items.valid is None:
             return difference.square().mean(dim=-1).sum(), self.count(items)
         valid = select_chosen(items.valid, items)

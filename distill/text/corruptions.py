@@ -14,6 +14,9 @@ Prefix language modelling: the source is the beginning of a text, the target the
 Document rotation: the source begins at a token of the document, behind whose end its beginning follows. Lewis et al.,
 arXiv 1910.13461, section 2.2.
 
+Tokens that are masked, with the whole text as the target, or that are dropped and are the target. Raffel et al., arXiv
+1910.10683, section 3.3.1 (BERT-style) and 3.3.2: 15% of the tokens, 90% of which are masks and 10% random ones.
+
 Spans of text that sentinels stand for: the target names each sentinel and the tokens behind it (T5). Raffel et al.,
 arXiv 1910.10683, section 3.1.4 and figure 2: 15% of the tokens, in spans of three on average.
 """
@@ -164,10 +167,7 @@ class Deletion(Step):
     share = 0.15
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        places = np.flatnonzero(~symbols.special[ids])
-        if len(places) < self.least:  # After another corruption.
-            return ids
-        return np.delete(ids, random.permutation(places)[: count_noise(len(places), self.share)])
+        return np.delete(ids, _draw_places(ids, random, symbols, self.share, self.least))
 
 
 class Deshuffle(Step):
@@ -263,6 +263,60 @@ class Mass(Step):
         start = random.integers(tokens - length + 1, size=1)
         inside, _ = mark_spans(text, start, np.array([length]))
         return np.where(inside, self.find_mask(symbols), ids).astype(ids.dtype), ids[inside]
+
+
+class Masked(Step):
+    """Hides tokens that are drawn uniformly, each behind a mask, and a tenth of them behind another token of text.
+
+    Args:
+        share: share of the tokens.
+    """
+
+    name = "masked"
+    least = 2
+    share = 0.15
+
+    def check(self, tokens: int, symbols: Symbols) -> None:
+        """Raises UserError for a vocabulary without a mask token."""
+        self.find_mask(symbols)
+
+    def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
+        places = _draw_places(ids, random, symbols, self.share, self.least)
+        others = random.choice(np.flatnonzero(~symbols.special), len(places))
+        source = ids.copy()
+        source[places] = np.where(random.random(len(places)) < 0.1, others, self.find_mask(symbols))
+        return source
+
+
+class Dropped(Step):
+    """Deletes tokens that are drawn uniformly, which are the target in their order.
+
+    Args:
+        share: share of the tokens.
+    """
+
+    name = "dropped"
+    restores_whole = False
+    least = 2
+    share = 0.15
+
+    def count_targets(self, tokens: int) -> int:
+        """Returns the number of tokens of a target."""
+        return count_noise(tokens, self.share)
+
+    def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
+        self.check_text(int((~symbols.special[ids]).sum()))
+        places = np.sort(_draw_places(ids, random, symbols, self.share, self.least))
+        return np.delete(ids, places), ids[places]
+
+
+def _draw_places(
+    ids: np.ndarray, random: np.random.Generator, symbols: Symbols, share: float, least: int
+) -> np.ndarray:
+    """Returns the places of a share of the text of `[n]`; none in fewer than `least` tokens, after another corruption."""
+    places = np.flatnonzero(~symbols.special[ids])
+    drawn: np.ndarray = random.permutation(places)[: count_noise(len(places), share) if len(places) >= least else 0]
+    return drawn
 
 
 class Permutation(Step):
@@ -380,7 +434,8 @@ def _divide(random: np.random.Generator, total: int, parts: int) -> np.ndarray:
 
 
 CORRUPTIONS: dict[str, type[Step]] = {
-    step.name: step for step in (T5Spans, Prefix, Deshuffle, Mass, Infilling, Permutation, Deletion, Rotation)
+    step.name: step
+    for step in (T5Spans, Prefix, Deshuffle, Mass, Infilling, Permutation, Deletion, Rotation, Masked, Dropped)
 }
 _WITH_SHARE = [name for name, step in CORRUPTIONS.items() if step.share]
 

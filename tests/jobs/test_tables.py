@@ -117,7 +117,7 @@ def test_a_table_has_our_numbers_beside_the_papers(
         "| row | sst2: accuracy | sst2, paper | mrpc: f1 | mrpc, paper | mean of 2 | median | mean, paper |",
         "| full | 90.50 ± 0.71 | 95 | 82.55 ± 0.78 | 90 | 86.53 ± 0.74 | 86.53 | 92.5 | 100.0% |",
         "| half | 80.50 ± 0.71 | 93 |",
-        "| half | mean | -10.00 | -2.00 | no interval |",  # Both seeds have the same difference.
+        "| half | mean | -10.00 | - | -2.00 | no interval |",  # Both seeds have the same difference.
         "Spearman's correlation of our order with the published one, mean: +0.50 of 3 rows.",
         "Published: A paper, arXiv 0000.00000, table 1 (accuracy in percent)",
         "What differs: All of it.",
@@ -238,6 +238,19 @@ def test_what_is_cut_is_said_and_left_out(
     assert "Cut here" not in output
 
 
+def test_a_task_may_have_some_of_the_rows(
+    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    tasks = EXPERIMENT["tasks"]
+    some = {**tasks["mrpc"], "rows": ["full", "none"]}
+    code, _, error = make(tasks={**tasks, "mrpc": some})
+    assert (code, error) == (0, "")
+    assert [config.task.name for config in stand_in.runs].count("mrpc") == 4
+    values = {(row["row"], row["column"]): row for row in read_csv(tmp_path, "toy-values")}
+    assert (values["half", "mrpc"]["values"], values["half", "mrpc"]["missing"]) == ("", "")
+    assert ("half", "mean") not in values
+
+
 PUBLISHED = EXPERIMENT["published"][0]
 
 
@@ -268,6 +281,7 @@ PUBLISHED = EXPERIMENT["published"][0]
         ({"reference": "best"}, "experiment toy has as its reference a row best that is not there"),
         ({"rows": {"full": {"train": []}}}, "row full of experiment toy has options of a step train that is not there"),
         ({"tasks": {"sst2": {"step": "train"}}}, "task sst2 of experiment toy is of a step train that is not there"),
+        ({"tasks": {"sst2": {"rows": ["twice"]}}}, "task sst2 of experiment toy has a row twice that is not there"),
         ({"cut": {"rows": ["twice"]}}, "the cut of experiment toy keeps one of its rows, twice that is not there"),
         ({"cut": {"steps": {"train": []}}}, "the cut of experiment toy has options of a step train that is not there"),
         (

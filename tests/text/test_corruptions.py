@@ -102,6 +102,27 @@ def test_mass_hides_a_fragment_of_half_of_the_tokens() -> None:
     assert starts == set(range(6))
 
 
+def test_dropped_tokens_are_the_target_in_their_order() -> None:
+    for number in range(50):
+        source, target = CORRUPTIONS["dropped"](0.3)(np.insert(TEN, 4, END), draw(number), SYMBOLS)
+        assert len(target) == 3
+        assert target.tolist() == sorted(target.tolist())
+        assert sorted([*source.tolist(), *target.tolist()]) == [END, *TEN.tolist()]
+
+
+def test_masked_tokens_keep_their_places_and_a_tenth_of_them_is_another_token_of_text() -> None:
+    masks, others = 0, 0
+    for number in range(300):
+        source = CORRUPTIONS["masked"]()(HUNDRED, draw(number), SYMBOLS)
+        changed = source[source != HUNDRED]
+        masks += int((changed == MASK).sum())
+        others += int((changed != MASK).sum())
+        assert not SPECIAL[changed[changed != MASK]].any()
+    assert (masks + others) / 300 == pytest.approx(15, abs=0.1)  # A random token may be the same one.
+    assert others / (masks + others) == pytest.approx(0.1, abs=0.02)
+    assert CORRUPTIONS["masked"]()(TEN[:1], draw(), SYMBOLS).tolist() == TEN[:1].tolist()  # After another corruption.
+
+
 def test_infilling_hides_its_share_in_spans_whose_lengths_are_poisson_distributed() -> None:
     masks, hidden = [], []
     for number in range(400):
