@@ -65,9 +65,9 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     try:
         while True:
             wait(config.refresh)
-            _write_pages(*_find(runs, settings, to), to, refresh=config.refresh)
+            _write_pages(*_find(runs, settings), to, refresh=config.refresh)
     except KeyboardInterrupt:
-        _write_pages(*_find(runs, settings, to), to)  # A page that no longer loads itself again.
+        _write_pages(*_find(runs, settings), to)  # A page that no longer loads itself again.
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -86,8 +86,8 @@ def write(runs: Path, to: Path, settings: ReportSettings = _DEFAULTS, *, refresh
     Raises:
         UserError: if there are no runs, or the report cannot be written.
     """
+    found, table = _find(runs, settings)
     make_directory(to)
-    found, table = _find(runs, settings, to)
     written, files = _write_pages(found, table, to, refresh=refresh)
     if table is not None:
         for shown in table.terminal_tables():
@@ -107,10 +107,10 @@ def write(runs: Path, to: Path, settings: ReportSettings = _DEFAULTS, *, refresh
         print_line(f"Paper    {files.describe()}")
 
 
-def _find(directory: Path, settings: ReportSettings, to: Path) -> tuple[Runs, TablePage | None]:
+def _find(directory: Path, settings: ReportSettings) -> tuple[Runs, TablePage | None]:
     """Returns the runs below a directory, those of its cells alone if it has the table of an experiment.
 
-    The page is that of the ranking, which is written as JSON too, of the table, or of the choice among students.
+    The page is that of the ranking, of the table, or of the choice among several students.
     """
     fetch_runs(directory)
     listed = read_runs(directory)
@@ -124,9 +124,7 @@ def _find(directory: Path, settings: ReportSettings, to: Path) -> tuple[Runs, Ta
         found = Runs([run for run in found.readable if run[0].resolve() in wanted], found.unreadable)
     if settings.rank is not None:
         command = ["python", "-m", "distill", *sys.argv[1:]]
-        ranking = Ranking.of(found.readable, settings.rank, settings.against, command)
-        write_json(to / RANKING, ranking.record())
-        return found, ranking.describe()
+        return found, Ranking.of(found.readable, settings.rank, settings.against, command).describe()
     if table is not None:
         return found, describe_table(table)
     choice = Choice.read(directory)
@@ -141,6 +139,8 @@ def _write_pages(
     The files for a paper are not written again and again, as a page is that a browser loads again.
     """
     written = write_collection(found, to, refresh=refresh, table=table)
+    if table is not None and table.record is not None:
+        write_json(to / RANKING, table.record)
     files = None
     if refresh is None:
         files = write_paper_files(to, written.report.markdown, written.report.figures, tables=written.tables)

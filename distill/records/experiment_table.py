@@ -366,6 +366,7 @@ class TablePage:
         sentences: how to read them, with what is missing, cut and different.
         sources: of the published figures.
         figures: by the heading below which they stand.
+        record: all numbers as JSON; None where `tables` have all.
     """
 
     title: str
@@ -375,6 +376,7 @@ class TablePage:
     sources: Sequence[str]
     command: str
     figures: Mapping[str, Sequence[Figure]]
+    record: JsonObject | None = None
 
     def terminal_tables(self) -> Iterator[TerminalTable]:
         """Yields the tables for a terminal."""

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,8 @@ class Entry:
         row: its runs.
         setting: the options in which it differs from the other settings of the value, in words; empty for a single one.
         settings: number of them.
-        seconds: of a step of its training, the median of the runs; None where it is not known.
+        seconds: of a step of its training, the least of the runs, to which other work of a machine only adds; None
+            where it is not known.
     """
 
     row: Row
@@ -44,10 +45,10 @@ class Entry:
     settings: int
     seconds: float | None
 
-    @property
-    def score(self) -> float:
-        """Returns the mean over seeds, signed so that more is better."""
-        return self.row.unit.gain(statistics.fmean(self.row.scores.values()))
+    def score(self, seeds: Iterable[int] | None = None) -> float:
+        """Returns the mean over seeds, None for all, signed so that more is better."""
+        chosen = self.row.scores if seeds is None else seeds
+        return self.row.unit.gain(statistics.fmean(self.row.scores[seed] for seed in chosen))
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,15 @@ class Ranking:
         Raises:
             UserError: for an option in which the runs do not differ, and a value that none of them has.
         """
-        by_task: dict[str, list[Row]] = {}
         records = {directory: record for directory, record in runs if record["job"] == "distill" and record["task"]}
-        for name in dict.fromkeys(record["task"]["name"] for record in records.values()):
-            of_task = [(path, record) for path, record in records.items() if record["task"]["name"] == name]
-            by_task[name] = [row for row in compare_runs(of_task) if row.scores]
-        options = {
-            row.directories[0]: read_options(row.directories[0], records[row.directories[0]])
-            for rows in by_task.values() for row in rows
+        options = {path: read_options(path, record) for path, record in records.items()}
+        tasks = _name_tasks(records, options)
+        by_task = {
+            name: [
+                row for row in compare_runs([(path, records[path]) for path in records if tasks[path] == name])
+                if row.scores and row.values
+            ]
+            for name in dict.fromkeys(tasks.values())
         }  # fmt: skip
         keys = [key for key in (f"{option}.name", option) if any(key in of for of in options.values())]
         values = {path: str(of.get(keys[0])) for path, of in options.items()} if keys else {}
@@ -121,11 +123,15 @@ class Ranking:
     @cached_property
     def blocks(self) -> np.ndarray:
         """The numbers that are ranked, `[blocks, values]`, more of which is better: those of tasks, or of seeds."""
+        tasks, seeds = self.part[1], self._seeds()
+        if len(tasks) > 1 or not seeds:
+            return self._scores()
+        return np.concatenate([self._scores([seed]) for seed in seeds])
+
+    def _scores(self, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """Returns the means over seeds of the ranked part, `[tasks, values]`, more of which is better."""
         names, tasks = self.part
-        if len(tasks) > 1:
-            return np.array([[self.entries[task][name].score for name in names] for task in tasks])
-        rows = [self.entries[tasks[0]][name].row for name in names]
-        return np.array([[row.unit.gain(row.scores[seed]) for row in rows] for seed in self._seeds()])
+        return np.array([[self.entries[task][name].score(seeds) for name in names] for task in tasks])
 
     def _seeds(self) -> list[int]:
         """Returns the seeds that all ranked runs have."""
@@ -162,23 +168,14 @@ class Ranking:
         """
         from scipy import stats
 
-        (names, tasks), seeds, found = self.part, self._seeds(), []
-        if len(names) < 2:
+        seeds, found = self._seeds(), []
+        if len(seeds) < 2 or len(self.ranks) < 2:
             return None
         for half in itertools.combinations(seeds, len(seeds) // 2):
-            rest = [seed for seed in seeds if seed not in half]
-            ranks = [
-                _mean_ranks(np.array([
-                    [row.unit.gain(statistics.fmean(row.scores[seed] for seed in part)) for name in names
-                     for row in [self.entries[task][name].row]]
-                    for task in tasks
-                ]))
-                for part in (half, rest) if part
-            ]  # fmt: skip
-            if len(ranks) == 2:
-                found.append(stats.kendalltau(*ranks).statistic)
-        found = [tau for tau in found if np.isfinite(tau)]
-        return float(np.mean(found)) if found else None
+            parts = half, [seed for seed in seeds if seed not in half]
+            found.append(stats.kendalltau(*(_mean_ranks(self._scores(part)) for part in parts)).statistic)
+        known = [tau for tau in found if np.isfinite(tau)]
+        return float(np.mean(known)) if known else None
 
     @cached_property
     def differences(self) -> dict[str, dict[str, Difference]]:
@@ -193,11 +190,8 @@ class Ranking:
 
     def cost(self, name: str) -> float | None:
         """Returns the seconds of a step as a factor of those of `against`, the median over the tasks of both."""
-        factors = [
-            of[name].seconds / of[self.against].seconds  # type: ignore[operator]
-            for of in self.entries.values()
-            if all(key in of and of[key].seconds for key in (name, self.against))
-        ]
+        pairs = [[of[key].seconds for key in (name, self.against) if key in of] for of in self.entries.values()]
+        factors = [pair[0] / pair[1] for pair in pairs if len(pair) == 2 and pair[0] and pair[1]]
         return statistics.median(factors) if factors else None
 
     def record(self) -> JsonObject:
@@ -236,7 +230,7 @@ class Ranking:
                 for heading, shown in cells.items() if len(shown) > 1
             },
             command=show_command(hide_in_text(word) for word in self.command),
-            figures={VALUES: [self._draw()] if len(self.ranks) > 1 else []},
+            figures={VALUES: [self._draw()] if len(self.ranks) > 1 else []}, record=self.record(),
         )  # fmt: skip
 
     def _value_cells(self) -> Iterator[list[str]]:
@@ -313,6 +307,26 @@ def _mean_ranks(blocks: np.ndarray) -> np.ndarray:
     return ranks
 
 
+def _name_tasks(records: Mapping[Path, JsonObject], options: Mapping[Path, Options]) -> dict[Path, str]:
+    """Returns the task of each run, with those of its options in which runs of the task differ."""
+    values: dict[tuple[str, str], set[str]] = {}
+    own = {
+        path: (
+            str(record["task"]["name"]),
+            {name: of for name, of in options[path].items() if name.startswith("task.")},
+        )
+        for path, record in records.items()
+    }
+    for task, of_task in own.values():
+        for name, value in of_task.items():
+            values.setdefault((task, name), set()).add(str(value))
+    found = {}
+    for path, (task, of_task) in own.items():
+        differing = {name: value for name, value in of_task.items() if len(values[task, name]) > 1}
+        found[path] = " ".join(filter(None, (task, describe_options(differing, shorten_names(differing)))))
+    return found
+
+
 def _choose(
     rows: Sequence[Row], values: Mapping[Path, str], options: Mapping[Path, Options],
     records: Mapping[Path, JsonObject],
@@ -324,12 +338,12 @@ def _choose(
     for value, of_value in by_value.items():
         best = max(of_value, key=lambda row: row.unit.gain(statistics.fmean(row.values.values())))
         settings = [options[row.directories[0]] for row in of_value]
-        own, names = options[best.directories[0]], sorted({name for of in settings for name in of})
-        differing = {name: own.get(name) for name in names if any(of.get(name) != own.get(name) for of in settings)}
+        own = options[best.directories[0]]
+        differing = {name: of for name, of in own.items() if any(other.get(name) != of for other in settings)}
         trainings = [records[directory]["training"] or {} for directory in best.directories]
         seconds = [of["seconds"] / of["steps"] for of in trainings if of.get("seconds") and of.get("steps")]
         setting = describe_options(differing, shorten_names(differing))
-        yield value, Entry(best, setting, len(of_value), statistics.median(seconds) if seconds else None)
+        yield value, Entry(best, setting, len(of_value), min(seconds, default=None))
 
 
 def _metric(entries: Mapping[str, Entry]) -> str:

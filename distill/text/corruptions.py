@@ -313,7 +313,7 @@ class Dropped(Step):
 def _draw_places(
     ids: np.ndarray, random: np.random.Generator, symbols: Symbols, share: float, least: int
 ) -> np.ndarray:
-    """Returns the places of a share of the text of `[n]`; none in fewer than `least` tokens, after another corruption."""
+    """Returns the places of a share of the text of `[n]`; none, after another corruption, in fewer than `least`."""
     places = np.flatnonzero(~symbols.special[ids])
     drawn: np.ndarray = random.permutation(places)[: count_noise(len(places), share) if len(places) >= least else 0]
     return drawn

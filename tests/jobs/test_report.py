@@ -64,7 +64,10 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
     ("options", "expected"),
     [
         (["runs=."], "runs=. has no runs: give the directory of a run or a sweep, or one with runs below it"),
-        (["runs=.", "seeds=2"], "job=report reads only runs, report_dir and refresh: leave out seeds=2"),
+        (
+            ["runs=.", "seeds=2"],
+            "job=report reads only runs, report_dir, refresh, report.rank and report.against: leave out seeds=2",
+        ),
         (["runs=.", "refresh=0"], "got refresh=0, expected a whole number of seconds of at least 1, or null"),
     ],
 )

@@ -110,6 +110,13 @@ def test_the_temperature_is_squared_and_impossible_classes_have_no_gradient() ->
     assert not torch.autograd.grad(total, logits)[0][:, 2].any()
 
 
+def test_no_item_has_no_loss_and_a_finite_gradient() -> None:
+    logits = torch.zeros(0, 3, requires_grad=True)
+    total, count = DIST()(Outputs(logits=logits), Outputs(logits=torch.zeros(0, 3)), select(0))
+    assert (float(total.detach()), int(count)) == (0, 0)
+    assert torch.autograd.grad(total, logits)[0].shape == (0, 3)
+
+
 # Alignment
 
 

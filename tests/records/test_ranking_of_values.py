@@ -91,6 +91,15 @@ def test_ranks_are_of_the_largest_part_without_gaps(tmp_path: Path) -> None:
     assert ["rkd", "d"] in [row[:2] for row in page.tables[DIFFERENCES].cells]
 
 
+def test_a_task_with_other_options_is_another_task(tmp_path: Path) -> None:
+    for number, rows in enumerate((100, 200)):
+        for place, name in enumerate(("hinton", "rkd")):
+            write_run(
+                tmp_path / f"{rows}", place, name, {0: 0.5 + number / 10}, task={"name": "toy", "train_examples": rows}
+            )
+    assert list(rank(tmp_path).entries) == ["toy train_examples=100", "toy train_examples=200"]
+
+
 def test_costs_are_factors_of_the_seconds_of_a_step(tmp_path: Path) -> None:
     write_runs(tmp_path / "1", {"a": {"hinton": [0.5]}}, training={"seconds": 10.0, "steps": 100})
     write_runs(tmp_path / "2", {"a": {"rkd": [0.6]}}, training={"seconds": 15.0, "steps": 100})
