@@ -127,7 +127,7 @@ def check_run(overrides: list[str]) -> None:
         return
     if not job.creates_run:
         assert not [option for option in overrides if not option.startswith(job.reads)]
-    elif "tasks" not in (config.get("experiment") or {}):  # The runs of a table have options of their own.
+    elif not {"tasks", "steps"} & {*(config.get("experiment") or {})}:  # The runs of a table have options of their own.
         check_options(config, overrides)
 
 
