@@ -141,7 +141,7 @@ class Ranking:
     @cached_property
     def ranks(self) -> dict[str, float]:
         """The mean rank of each value."""
-        return dict(zip(self.part[0], _mean_ranks(self.blocks), strict=True))
+        return dict(zip(self.part[0], _mean_ranks(self.blocks).tolist(), strict=True))
 
     def friedman(self) -> tuple[float, float] | None:
         """Returns Friedman's chi-square and its p; None for fewer than three values or two blocks, or all alike."""
