@@ -379,8 +379,9 @@ RULES: Sequence[tuple[str, OptionRule, str]] = (
     ("objective.", VALUE, "dimensions"),
     ("objective.", NAME, "name"),
     ("objective.terms.*.", VALUE,
-     "alpha beta classes divergence embeddings last_layer layers margin part position_width positions projection "
-     "relation_heads sampling_temperature scale smoothing student_share targets teacher_layer temperature weight"),
+     "alpha angle beta between classes dimensions distance divergence embeddings last_layer layers margin part "
+     "position_width positions projection projectors relation_heads sampling_temperature scale smoothing student_share "
+     "targets teacher_layer temperature weight within"),
     ("ablation.", VALUE, "init"),
     ("ablation.", NAME, "name"),
     ("variant.", NAME, "name"),
