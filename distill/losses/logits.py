@@ -274,11 +274,11 @@ class GeneralizedKD(Term):
         if self.divergence == "adaptive":
             return _adaptive_sum(teacher_log, student_log)
         shares = student_log.new_tensor([self.beta, 1 - self.beta]).log()
-        if self.divergence == "skewed_forward":
-            return _divergence_sum(teacher_log, torch.logaddexp(teacher_log + shares[0], student_log + shares[1]))
         if self.divergence == "skewed_reverse":
             return _divergence_sum(student_log, torch.logaddexp(teacher_log + shares[1], student_log + shares[0]))
         mixed = torch.logaddexp(teacher_log + shares[0], student_log + shares[1])
+        if self.divergence == "skewed_forward":
+            return _divergence_sum(teacher_log, mixed)
         return self.beta * _divergence_sum(teacher_log, mixed) + (1 - self.beta) * _divergence_sum(student_log, mixed)
 
 

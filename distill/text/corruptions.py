@@ -114,12 +114,14 @@ class Step:
     Attributes:
         name: the value of `task.corruption`.
         restores_whole: whether the target is the whole text, so that a call returns the source alone.
+        needs_mask: whether a token hides others, without which a vocabulary is refused.
         least: tokens of text without which there is nothing to corrupt.
         share: of a corruption that has none 0.
     """
 
     name: str
     restores_whole = True
+    needs_mask = False
     least = 1
     share = 0.0
 
@@ -132,6 +134,8 @@ class Step:
 
     def check(self, tokens: int, symbols: Symbols) -> None:
         """Raises UserError for a vocabulary without what a text of so many tokens needs."""
+        if self.needs_mask:
+            self.find_mask(symbols)
 
     def check_text(self, tokens: int) -> None:
         """Raises UserError for fewer tokens of text than the corruption needs."""
@@ -150,6 +154,13 @@ class Step:
             )
         return symbols.mask
 
+    def draw_places(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
+        """Returns the places of the share of the text of `[n]`; none where other corruptions left less than `least`."""
+        places = np.flatnonzero(~symbols.special[ids])
+        number = count_noise(len(places), self.share) if len(places) >= self.least else 0
+        drawn: np.ndarray = random.permutation(places)[:number]
+        return drawn
+
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> Any:
         """Returns the source of a text `[n]`, or its source and target."""
         raise NotImplementedError
@@ -167,7 +178,7 @@ class Deletion(Step):
     share = 0.15
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        return np.delete(ids, _draw_places(ids, random, symbols, self.share, self.least))
+        return np.delete(ids, self.draw_places(ids, random, symbols))
 
 
 class Deshuffle(Step):
@@ -193,12 +204,9 @@ class Infilling(Step):
     """
 
     name = "infilling"
+    needs_mask = True
     least = 2
     share = 0.3
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Raises UserError for a vocabulary without a mask token."""
-        self.find_mask(symbols)
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
         mask, text = self.find_mask(symbols), ~symbols.special[ids]
@@ -244,16 +252,13 @@ class Mass(Step):
 
     name = "mass"
     restores_whole = False
+    needs_mask = True
     least = 2
     share = 0.5
 
     def count_targets(self, tokens: int) -> int:
         """Returns the number of tokens of a target."""
         return count_noise(tokens, self.share)
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Raises UserError for a vocabulary without a mask token."""
-        self.find_mask(symbols)
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
         text = ~symbols.special[ids]
@@ -273,15 +278,12 @@ class Masked(Step):
     """
 
     name = "masked"
+    needs_mask = True
     least = 2
     share = 0.15
 
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Raises UserError for a vocabulary without a mask token."""
-        self.find_mask(symbols)
-
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        places = _draw_places(ids, random, symbols, self.share, self.least)
+        places = self.draw_places(ids, random, symbols)
         others = random.choice(np.flatnonzero(~symbols.special), len(places))
         source = ids.copy()
         source[places] = np.where(random.random(len(places)) < 0.1, others, self.find_mask(symbols))
@@ -306,17 +308,8 @@ class Dropped(Step):
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
         self.check_text(int((~symbols.special[ids]).sum()))
-        places = np.sort(_draw_places(ids, random, symbols, self.share, self.least))
+        places = np.sort(self.draw_places(ids, random, symbols))
         return np.delete(ids, places), ids[places]
-
-
-def _draw_places(
-    ids: np.ndarray, random: np.random.Generator, symbols: Symbols, share: float, least: int
-) -> np.ndarray:
-    """Returns the places of a share of the text of `[n]`; none, after another corruption, in fewer than `least`."""
-    places = np.flatnonzero(~symbols.special[ids])
-    drawn: np.ndarray = random.permutation(places)[: count_noise(len(places), share) if len(places) >= least else 0]
-    return drawn
 
 
 class Permutation(Step):
