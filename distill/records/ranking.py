@@ -245,7 +245,9 @@ class Ranking:
         for name in self.values:
             for task, of in self.entries.items():
                 if (found := self.differences.get(task, {}).get(name)) is not None:
-                    yield [name, task, *_describe_difference(found, of[name].row), of[name].setting or MISSING]
+                    alone = of[name].row.compare(of[self.against].row.scores)
+                    shown = _describe_difference(found, alone, of[name].row)
+                    yield [name, task, *shown, of[name].setting or MISSING]
 
     def _sentences(self) -> Iterator[str]:
         names, tasks = self.part
@@ -351,9 +353,13 @@ def _metric(entries: Mapping[str, Entry]) -> str:
     return f"{row.task['metric']} on {row.split}"
 
 
-def _describe_difference(difference: Difference, row: Row) -> list[str]:
-    """Returns the cells of a difference: it with its interval, what it could have shown, and whether it is better."""
-    ends, least = difference["interval"], smallest_shown(difference)
+def _describe_difference(difference: Difference, alone: Difference | None, row: Row) -> list[str]:
+    """Returns the cells of a difference: it with its interval, what it could have shown, and whether it is better.
+
+    Args:
+        alone: the difference with the 95% interval of a single comparison.
+    """
+    ends, least = difference["interval"], None if alone is None else smallest_shown(alone)
     words = f" ({row.unit.format_ends(ends)})" if ends else ""
     gain = row.unit.gain(difference["difference"])
     sign = MISSING if is_noise(difference) else "better" if gain > 0 else "worse"
